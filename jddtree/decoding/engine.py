@@ -1,0 +1,265 @@
+"""The compiled engine: the only module that jits.
+
+An `Engine` compiles two functions, the prefill of a prompt chunk and the dispatch of rounds, once each. Prompt lengths,
+budgets, methods, sampling and stop positions are data. Token ids in, token ids out; it knows nothing about text.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jddtree.config import check_pair
+from jddtree.decoding import rounds
+from jddtree.decoding.rounds import Chunk, Program
+from jddtree.decoding.sampling import Sampling
+from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, RUNNING, STOP_IDS, Controls, State, initial_state
+from jddtree.decoding.tree import Shape
+from jddtree.errors import UserError
+from jddtree.models.parameters import Tree
+
+METHODS = ("ar", "dflash", "ddtree")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to decode. Everything here is data: nothing compiles when it changes.
+
+    prompt: token ids. method: "ar" (no draft), "dflash" (the top-1 chain) or "ddtree". budget: nodes per round beside the
+    root, for "ddtree". top_k_cap: candidates per slot, None for all compiled ones. spine: put the top-1 chain first.
+    temperature 0 is greedy; top_p 1 keeps everything. sequence: tells samples with one seed apart. stop_ids: at most 16.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int = 256
+    method: str = "ddtree"
+    budget: int = 32
+    top_k_cap: int | None = None
+    spine: bool = False
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    sequence: int = 0
+    stop_ids: Sequence[int] = ()
+
+
+class Dispatch(NamedTuple):
+    """What one dispatch of rounds gave: tokens[b] is the list of ids that each round emitted for sequence b, nodes[b] the
+    nodes that each used; finish[b] is None while the sequence runs, else "stop", "length" or "context".
+    """
+
+    tokens: list[list[list[int]]]
+    nodes: list[list[int]]
+    finish: list[str | None]
+
+
+@dataclass
+class Engine:
+    """Compiled prefill and rounds over one set of weights.
+
+    weights: {"target": tree, "drafter": tree or absent} of arrays on the device; dtype: that of the caches.
+    """
+
+    program: Program
+    weights: Tree
+    dtype: jnp.dtype
+    compile_seconds: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        check_program(self.program)
+        begun = time.perf_counter()
+        state, controls = self.abstract_state(), self.abstract_controls()
+        batch, chunk = self.program.capacity.sequences, self.program.capacity.chunk
+        flags = jax.ShapeDtypeStruct((batch,), jnp.bool_)
+        counts = jax.ShapeDtypeStruct((batch,), jnp.int32)
+        tokens = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
+        self._prefill = _compile(rounds.prefill, self.program, self.weights, state, controls, Chunk(tokens, counts, flags))
+        self._rounds = _compile(rounds.run_rounds, self.program, self.weights, state, controls)
+        self.compile_seconds = time.perf_counter() - begun
+
+    def abstract_state(self) -> State:
+        """Shapes and dtypes of the state."""
+        return jax.eval_shape(self._new_state)
+
+    def abstract_controls(self) -> Controls:
+        """Shapes and dtypes of the controls."""
+        controls = self.controls([None] * self.program.capacity.sequences)
+        return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), controls)
+
+    def _new_state(self) -> State:
+        return initial_state(self.program.target, self.program.drafter, self.program.capacity, self.dtype)
+
+    def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
+        """Prefill one request per sequence (None leaves it idle) into a new state.
+
+        Returns the state, the controls, the first token of each sequence as a list of at most one id, and finish reasons.
+        Raises UserError for a request that does not fit the compiled capacity.
+        """
+        return self.admit(self._new_state(), requests)
+
+    def admit(
+        self, state: State, requests: Sequence[Request | None], controls: Controls | None = None
+    ) -> tuple[State, Controls, list[list[int]], list[str | None]]:
+        """Prefill requests into the given sequences of a state; those with None keep running (their controls must be given)."""
+        for request in requests:
+            if request is not None:
+                check_request(self.program, request)
+        fresh = np.array([request is not None for request in requests])
+        new = self.controls(requests)
+        if controls is not None:
+            new = jax.tree.map(lambda old, new: np.where(fresh.reshape(-1, *[1] * (new.ndim - 1)), new, old), controls, new)
+        state = state._replace(
+            length=_where(fresh, 0, state.length),
+            emitted=_where(fresh, 0, state.emitted),
+            finish=_where(fresh, IDLE, state.finish),
+        )
+        result = None
+        for chunk in self._chunks(requests):
+            state, result = self._prefill(self.weights, state, new, chunk)
+        roots, finish = np.asarray(result) if result is not None else (state.root, state.finish)
+        self._check_finite(finish)
+        first = [[int(root)] if request is not None else [] for root, request in zip(roots, requests, strict=True)]
+        return state, new, first, [FINISH_REASONS.get(int(code)) for code in finish]
+
+    def _chunks(self, requests: Sequence[Request | None]) -> Iterator[Chunk]:
+        size = self.program.capacity.chunk
+        lengths = np.array([0 if request is None else len(request.prompt) for request in requests], np.int32)
+        for begin in range(0, int(lengths.max(initial=0)), size):
+            tokens = np.zeros((len(requests), size), np.int32)
+            count = np.clip(lengths - begin, 0, size).astype(np.int32)
+            for row, request, n in zip(tokens, requests, count, strict=True):
+                if n:
+                    row[:n] = request.prompt[begin : begin + n]
+            yield Chunk(tokens, count, (count > 0) & (begin + size >= lengths))
+
+    def run(self, state: State, controls: Controls) -> tuple[State, Dispatch]:
+        """Run one dispatch of rounds; the state passed in is consumed."""
+        state, packed = self._rounds(self.weights, state, controls)
+        return state, self._unpack(np.asarray(packed))
+
+    def _unpack(self, packed: np.ndarray) -> Dispatch:
+        capacity, width = self.program.capacity, self.program.block + 2
+        batch = capacity.sequences
+        table = packed[: -3 * batch].reshape(capacity.rounds, batch, width)
+        finish = packed[-3 * batch : -2 * batch]
+        self._check_finite(finish)
+        tokens: list[list[list[int]]] = [[] for _ in range(batch)]
+        nodes: list[list[int]] = [[] for _ in range(batch)]
+        for row in table:
+            for sequence, (*ids, emitted, used) in enumerate(row.tolist()):
+                if emitted:
+                    tokens[sequence].append(ids[:emitted])
+                    nodes[sequence].append(used)
+        return Dispatch(tokens, nodes, [FINISH_REASONS.get(int(code)) for code in finish])
+
+    @staticmethod
+    def _check_finite(finish: np.ndarray) -> None:
+        broken = np.flatnonzero(np.asarray(finish) == BROKEN)
+        if broken.size:
+            raise UserError(
+                f"the target's logits are not finite in sequence {broken[0]}, so no token can be chosen; "
+                "check the checkpoint (run.py inspect), or try --dtype float32"
+            )
+
+    @staticmethod
+    def controls(requests: Sequence[Request | None]) -> Controls:
+        """The controls of one request per sequence, as host arrays."""
+        empty = Request(prompt=(), method="ar")
+        filled = [empty if request is None else request for request in requests]
+        integers = lambda values: np.array(list(values), np.int32)
+        stops = np.full((len(filled), STOP_IDS), -1, np.int32)
+        for row, request in zip(stops, filled, strict=True):
+            row[: len(request.stop_ids)] = request.stop_ids
+        most = np.iinfo(np.int32).max
+        budgets = {"ar": lambda request: 0, "dflash": lambda request: most, "ddtree": lambda request: request.budget}
+        caps = [1 if request.method == "dflash" else request.top_k_cap or most for request in filled]
+        return Controls(
+            sampling=Sampling(
+                np.array([request.temperature for request in filled], np.float32),
+                np.array([request.top_p for request in filled], np.float32),
+                np.array([request.seed for request in filled], np.uint32),
+                np.array([request.sequence for request in filled], np.uint32),
+            ),
+            trees=Shape(
+                integers(budgets[request.method](request) for request in filled),
+                integers(caps),
+                np.array([request.spine for request in filled]),
+            ),
+            max_tokens=integers(request.max_tokens for request in filled),
+            stop_ids=stops,
+        )
+
+
+def _compile(function, program: Program, *arguments) -> jax.stages.Compiled:
+    """Compile for exactly these shapes; calling with others raises instead of compiling again. The state is donated."""
+    return jax.jit(partial(function, program), donate_argnums=1).lower(*arguments).compile()
+
+
+def _where(fresh: np.ndarray, value: int, old: jax.Array) -> jax.Array:
+    """A small per-sequence array with some entries replaced; on the host, where it compiles nothing"""
+    return jax.device_put(np.where(fresh, np.int32(value), np.asarray(old)).astype(np.int32))
+
+
+def check_program(program: Program) -> None:
+    """Raise UserError when the compiled capacity cannot work."""
+    capacity, target = program.capacity, program.target
+    if program.drafter is None:
+        if capacity.rows != 1:
+            raise UserError(f"capacity is {capacity.rows} rows without a drafter, but then it is 1; give --draft")
+    else:
+        check_pair(target, program.drafter)
+        if capacity.rows < program.block:
+            raise UserError(
+                f"capacity is {capacity.rows} rows, but a chain of block size {program.block} needs {program.block}; "
+                f"raise --capacity to at least {program.block}"
+            )
+        if not 1 <= capacity.candidates <= target.vocab_size:
+            raise UserError(f"candidates per slot is {capacity.candidates}, but must be 1 to {target.vocab_size}")
+    if not 2 <= capacity.context <= target.max_position_embeddings:
+        raise UserError(
+            f"--max-context is {capacity.context} tokens, but this target takes 2 to {target.max_position_embeddings}"
+        )
+
+
+def check_request(program: Program, request: Request) -> None:
+    """Raise UserError when a request does not fit the compiled program."""
+    capacity, prompt, vocabulary = program.capacity, request.prompt, program.target.vocab_size
+    if request.method not in METHODS:
+        raise UserError(f"method is {request.method!r}, but must be one of {', '.join(METHODS)}")
+    if not len(prompt):
+        raise UserError("the prompt is empty (0 tokens), but at least 1 is needed; give a text or token ids")
+    if len(prompt) >= capacity.context:
+        raise UserError(
+            f"the prompt is {len(prompt)} tokens long, but the context holds {capacity.context} with at least one new "
+            "token; shorten the prompt or raise --max-context"
+        )
+    if bad := [token for token in prompt if not 0 <= token < vocabulary]:
+        raise UserError(f"the prompt holds token id {bad[0]}, but this target's ids are 0 to {vocabulary - 1}")
+    if request.max_tokens < 1:
+        raise UserError(f"--max-tokens is {request.max_tokens}, but must be at least 1")
+    if request.method != "ar" and program.drafter is None:
+        raise UserError(f"method {request.method!r} needs a drafter, but none was given; add --draft DIR or use --method ar")
+    if request.method == "ddtree" and not 0 <= request.budget < capacity.rows:
+        raise UserError(
+            f"the budget is {request.budget} nodes, but the capacity of {capacity.rows} rows allows 0 to "
+            f"{capacity.rows - 1}; lower --budget or raise --capacity"
+        )
+    if not request.temperature >= 0 or not request.temperature < float("inf"):
+        raise UserError(f"--temperature is {request.temperature}, but must be a number of at least 0")
+    if not 0 < request.top_p <= 1:
+        raise UserError(f"--top-p is {request.top_p}, but must be above 0 and at most 1")
+    if not 0 <= request.seed < 2**32 or not 0 <= request.sequence < 2**32:
+        raise UserError(f"--seed is {request.seed} (sequence {request.sequence}), but must be 0 to {2**32 - 1}")
+    if request.top_k_cap is not None and not 1 <= request.top_k_cap <= capacity.candidates:
+        raise UserError(
+            f"--top-k-cap is {request.top_k_cap}, but must be 1 to the {capacity.candidates} compiled candidates"
+        )
+    if len(request.stop_ids) > STOP_IDS:
+        raise UserError(f"{len(request.stop_ids)} stop token ids were given, but at most {STOP_IDS} fit")
+
+

@@ -1,0 +1,256 @@
+"""One round of tree speculative decoding, the loop over rounds, and the prefill of a prompt chunk; pure functions.
+
+A round is draft, build, verify, walk, commit (design, section 3). Plain decoding, a chain and a tree are the same code
+with another tree: which one is data. Nothing here depends on how many nodes are used, accepted or cut.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jddtree.config import DrafterConfig, TargetConfig
+from jddtree.decoding.sampling import choose
+from jddtree.decoding.state import (
+    BROKEN,
+    CONTEXT,
+    IDLE,
+    LENGTH,
+    RUNNING,
+    STOP,
+    Capacity,
+    Controls,
+    State,
+    append_rows,
+)
+from jddtree.decoding.tree import Tree, build, lattice, root_only
+from jddtree.decoding.walk import walk
+from jddtree.models import parameters
+from jddtree.models.drafter import Drafter
+from jddtree.models.target import Rows, Scored, Target
+from pallas_kernels.tree_attention import causal_words
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything that is fixed when the round is compiled. kernels: implementation of the kernels, None for the best."""
+
+    target: TargetConfig
+    drafter: DrafterConfig | None
+    capacity: Capacity
+    kernels: str | None = None
+
+    @property
+    def block(self) -> int:
+        """Rows of a draft block, also the most tokens that a round can emit."""
+        return self.drafter.block_size if self.drafter else 1
+
+
+class Record(NamedTuple):
+    """What the host learns of one round: tokens int32 [B, block], -1 past the emitted ones; emitted, nodes int32 [B]."""
+
+    tokens: jax.Array
+    emitted: jax.Array
+    nodes: jax.Array
+
+
+class Chunk(NamedTuple):
+    """Prompt tokens int32 [B, chunk], how many of them count int32 [B], and bool [B] where the prompt ends here."""
+
+    tokens: jax.Array
+    count: jax.Array
+    last: jax.Array
+
+
+def run_rounds(program: Program, weights: parameters.Tree, state: State, controls: Controls) -> tuple[State, jax.Array]:
+    """Run up to `rounds` rounds, fewer when every sequence is done.
+
+    Returns the new state and one int32 array for the host, [rounds, B, block + 2] flattened and then finish, length and
+    emitted [3, B]; `unpack` reads it.
+    """
+    capacity, batch = program.capacity, program.capacity.sequences
+    records = Record(
+        tokens=jnp.full((capacity.rounds, batch, program.block), -1, jnp.int32),
+        emitted=jnp.zeros((capacity.rounds, batch), jnp.int32),
+        nodes=jnp.zeros((capacity.rounds, batch), jnp.int32),
+    )
+    models = Models(program, weights)
+
+    def more(carry):
+        index, state, _ = carry
+        return (index < capacity.rounds) & (state.finish == RUNNING).any()
+
+    def step(carry):
+        index, state, records = carry
+        state, record = one_round(models, state, controls)
+        write = lambda whole, part: lax.dynamic_update_index_in_dim(whole, part, index, 0)
+        return index + 1, state, Record(*map(write, records, record))
+
+    _, state, records = lax.while_loop(more, step, (jnp.int32(0), state, records))
+    rounds = jnp.concatenate([records.tokens, records.emitted[..., None], records.nodes[..., None]], axis=-1)
+    return state, jnp.concatenate([rounds.ravel(), state.finish, state.length, state.emitted])
+
+
+class Models:
+    """The two models of a program over their weights, and the lattice of its trees."""
+
+    def __init__(self, program: Program, weights: parameters.Tree):
+        self.program = program
+        taps = program.drafter.target_layer_ids if program.drafter else ()
+        self.target = Target(program.target, weights["target"], taps, program.kernels)
+        self.drafter = Drafter(program.drafter, weights["drafter"]) if program.drafter else None
+        capacity = program.capacity
+        self.lattice = lattice(program.block - 1, capacity.rows - 1, capacity.candidates)
+
+
+def one_round(models: Models, state: State, controls: Controls) -> tuple[State, Record]:
+    """Draft, build, verify, walk, commit."""
+    running = state.finish == RUNNING
+    tree = propose(models, state, controls, running)
+    rows = Rows(state.length[:, None] + tree.depths, tree.valid, tree.ancestors, state.length)
+    scored = models.target(tree.tokens, rows, state.latents)
+    logits = models.target.logits(scored.hidden)
+    choices = choose(logits, rows.positions + 1, controls.sampling)
+    path, accepted = walk(tree, choices, models.program.block)
+    finite = jnp.isfinite(logits).all(-1) | ~tree.valid
+    tokens = jnp.take_along_axis(choices, path, axis=1)
+    state, emitted = commit(models, state, controls, scored, path, accepted, tokens, finite.all(1))
+    shown = jnp.arange(models.program.block)[None] < emitted[:, None]
+    return state, Record(jnp.where(shown, tokens, -1), emitted, tree.valid.sum(1, dtype=jnp.int32) - running.astype(jnp.int32))
+
+
+def propose(models: Models, state: State, controls: Controls, running: jax.Array) -> Tree:
+    """The trees of this round; sequences that are done get no valid row."""
+    capacity = models.program.capacity
+    if models.drafter is None:
+        tree = root_only(state.root)
+    else:
+        budget = jnp.where(running, controls.trees.budget, 0)
+        log_probs, ids = lax.cond((budget > 0).any(), lambda: draft(models, state), lambda: no_draft(models, state))
+        tree = build(state.root, log_probs, ids, controls.trees._replace(budget=budget), models.lattice, capacity.rows)
+    return tree._replace(
+        valid=tree.valid & running[:, None],
+        ancestors=jnp.where(running[:, None, None], tree.ancestors, jnp.uint32(0)),
+    )
+
+
+def draft(models: Models, state: State) -> tuple[jax.Array, jax.Array]:
+    """Best candidates of each slot: log-probabilities float32 and ids int32, [B, block - 1, candidates]."""
+    config = models.program.drafter
+    masks = jnp.full((state.root.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
+    embedded = models.target.embed(jnp.concatenate([state.root[:, None], masks], axis=1))
+    logits = models.target.head(models.drafter(embedded, state.length, state.keys, state.values))
+    if (cap := config.final_logit_softcapping) is not None:
+        logits = cap * jnp.tanh(logits / cap)
+    best, ids = lax.top_k(logits, models.program.capacity.candidates)
+    return best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), ids
+
+
+def no_draft(models: Models, state: State) -> tuple[jax.Array, jax.Array]:
+    """What `draft` returns, empty: nobody has a budget this round."""
+    shape = (state.root.shape[0], models.program.block - 1, models.program.capacity.candidates)
+    return jnp.zeros(shape), jnp.zeros(shape, jnp.int32)
+
+
+def commit(
+    models: Models,
+    state: State,
+    controls: Controls,
+    scored: Scored,
+    path: jax.Array,
+    accepted: jax.Array,
+    tokens: jax.Array,
+    finite: jax.Array,
+) -> tuple[State, jax.Array]:
+    """Keep what the target agreed with, cut at a stop token or a limit; returns the state and tokens emitted int32 [B].
+
+    path int32 [B, block]: accepted rows; accepted int32 [B]: how many; tokens int32 [B, block]: the target's choice after
+    each; finite bool [B]. The last emitted token becomes the root; the rows before it enter the caches.
+    """
+    running = state.finish == RUNNING
+    count, finish = cut(models.program, state, controls, tokens, jnp.where(running & finite, accepted, 0))
+    finish = jnp.where(running, jnp.where(finite, finish, BROKEN), state.finish)
+    latents = jnp.take_along_axis(scored.latents, path[None, :, :, None], axis=2)
+    keys, values = state.keys, state.values
+    if models.drafter is not None:
+        taps = jnp.take_along_axis(scored.taps, path[:, :, None], axis=1)
+        positions = state.length[:, None] + jnp.arange(path.shape[1])[None]
+        new_keys, new_values = models.drafter.context(taps, positions)
+        keys = append_rows(keys, new_keys, state.length, count)
+        values = append_rows(values, new_values, state.length, count)
+    newest = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+    return State(
+        latents=append_rows(state.latents, latents, state.length, count),
+        keys=keys,
+        values=values,
+        root=jnp.where(count > 0, newest, state.root),
+        length=state.length + count,
+        emitted=state.emitted + count,
+        finish=finish,
+    ), count
+
+
+def cut(
+    program: Program, state: State, controls: Controls, tokens: jax.Array, accepted: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """How many of `tokens` int32 [B, n] are emitted, at most `accepted` int32 [B], and the finish code after them.
+
+    Cut after the first stop token, at max_tokens, and where prompt and answer fill the context, whichever comes first.
+    """
+    stops = (tokens[:, :, None] == controls.stop_ids[:, None, :]).any(-1)
+    first_stop = jnp.where(stops.any(1), jnp.argmax(stops, axis=1), tokens.shape[1]).astype(jnp.int32)
+    left = controls.max_tokens - state.emitted
+    room = program.capacity.context - 1 - state.length
+    count = jnp.minimum(jnp.minimum(accepted, first_stop + 1), jnp.minimum(left, room))
+    finish = jnp.where(count >= room, CONTEXT, RUNNING)
+    finish = jnp.where(count >= left, LENGTH, finish)
+    return count, jnp.where(count > first_stop, STOP, finish)
+
+
+def prefill(
+    program: Program, weights: parameters.Tree, state: State, controls: Controls, chunk: Chunk
+) -> tuple[State, jax.Array]:
+    """Commit a chunk of prompt; where the prompt ends, choose the first token.
+
+    Sequences with count 0 are left alone. Returns the state and int32 [2, B]: the roots and the finish codes.
+    """
+    models = Models(program, weights)
+    offset = jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32)[None]
+    valid = offset < chunk.count[:, None]
+    rows = Rows(state.length[:, None] + offset, valid, causal_words(valid), state.length)
+    scored = models.target(chunk.tokens, rows, state.latents)
+    keys, values = state.keys, state.values
+    if models.drafter is not None:
+        new_keys, new_values = models.drafter.context(scored.taps, rows.positions)
+        keys = append_rows(keys, new_keys, state.length, chunk.count)
+        values = append_rows(values, new_values, state.length, chunk.count)
+    latents = append_rows(state.latents, scored.latents, state.length, chunk.count)
+    state = state._replace(latents=latents, keys=keys, values=values, length=state.length + chunk.count)
+    state = first_token(models, state, controls, scored, chunk)
+    return state, jnp.stack([state.root, state.finish])
+
+
+def first_token(models: Models, state: State, controls: Controls, scored: Scored, chunk: Chunk) -> State:
+    """Choose the first root of the sequences whose prompt ends in this chunk."""
+    final = jnp.maximum(chunk.count - 1, 0)[:, None]
+    logits = models.target.logits(jnp.take_along_axis(scored.hidden, final[:, :, None], axis=1))
+    token = choose(logits, state.length[:, None], controls.sampling)
+    before = state._replace(length=state.length - 1, emitted=jnp.zeros_like(state.emitted))
+    one, finish = cut(models.program, before, controls, token, jnp.ones_like(state.length))
+    finish = jnp.where(jnp.isfinite(logits).all((1, 2)), finish, BROKEN)
+    return state._replace(
+        root=jnp.where(chunk.last, token[:, 0], state.root),
+        emitted=jnp.where(chunk.last, one, state.emitted),
+        finish=jnp.where(chunk.last, finish, state.finish),
+    )
+
+
+def admit(state: State, fresh: jax.Array) -> State:
+    """Empty the sequences in `fresh` bool [B], ready for a new prompt; their caches need no clearing."""
+    clear = lambda values, empty: jnp.where(fresh, empty, values)
+    return state._replace(
+        root=clear(state.root, 0), length=clear(state.length, 0), emitted=clear(state.emitted, 0),
+        finish=clear(state.finish, IDLE),
+    )  # fmt: skip

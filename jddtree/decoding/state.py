@@ -1,0 +1,85 @@
+"""What decoding carries from round to round, all of it on the device.
+
+Static shapes are in `Capacity`; everything else is data. The caches hold committed tokens only, so that nothing has to be
+rolled back: rows of rejected nodes are never written.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jddtree.config import DrafterConfig, TargetConfig
+from jddtree.decoding.sampling import Sampling
+from jddtree.decoding.tree import Shape
+
+RUNNING, STOP, LENGTH, CONTEXT, BROKEN, IDLE = range(6)
+FINISH_REASONS = {STOP: "stop", LENGTH: "length", CONTEXT: "context"}
+STOP_IDS = 16
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The compiled shapes; changing one compiles again.
+
+    sequences: B. rows: C, tree rows of the verify pass, the root included. candidates: K, per slot. context: S, tokens a
+    sequence may have, prompt included. rounds: R, most rounds of one dispatch. chunk: prompt tokens of one prefill call.
+    """
+
+    sequences: int = 1
+    rows: int = 40
+    candidates: int = 39
+    context: int = 2048
+    rounds: int = 4
+    chunk: int = 64
+
+
+class State(NamedTuple):
+    """latents [layers, B, S, latent_size]; keys, values [drafter layers, B, S, key heads, head_dim] of the drafter's
+    context (no layers without a drafter). Per sequence int32 [B]: root, the newest token, not in the caches yet; length,
+    committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes above.
+    """
+
+    latents: jax.Array
+    keys: jax.Array
+    values: jax.Array
+    root: jax.Array
+    length: jax.Array
+    emitted: jax.Array
+    finish: jax.Array
+
+
+class Controls(NamedTuple):
+    """What a caller may change between dispatches without compiling: sampling and trees as in their modules;
+    max_tokens int32 [B]; stop_ids int32 [B, 16], unused ones -1.
+    """
+
+    sampling: Sampling
+    trees: Shape
+    max_tokens: jax.Array
+    stop_ids: jax.Array
+
+
+def initial_state(target: TargetConfig, drafter: DrafterConfig | None, capacity: Capacity, dtype: jnp.dtype) -> State:
+    """Empty caches and idle sequences."""
+    batch, context = capacity.sequences, capacity.context
+    layers, heads, size = (drafter.num_hidden_layers, drafter.num_key_value_heads, drafter.head_dim) if drafter else (0, 1, 1)
+    drafter_cache = (layers, batch, context, heads, size)
+    zeros = np.zeros(batch, np.int32)
+    host = State(
+        latents=np.zeros((target.num_hidden_layers, batch, context, target.latent_size), dtype),
+        keys=np.zeros(drafter_cache, dtype),
+        values=np.zeros(drafter_cache, dtype),
+        root=zeros, length=zeros.copy(), emitted=zeros.copy(), finish=np.full(batch, IDLE, np.int32),
+    )  # fmt: skip
+    return State(*(jax.device_put(array) for array in host))
+
+
+def append_rows(cache: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
+    """Write rows [layers, B, n, ...] into cache [layers, B, S, ...] at `start` int32 [B]; only the first `count` int32 [B]."""
+    offset = jnp.arange(rows.shape[2], dtype=jnp.int32)
+    position = jnp.where(offset[None] < count[:, None], start[:, None] + offset[None], cache.shape[2])
+    sequence = jnp.broadcast_to(jnp.arange(cache.shape[1])[:, None], position.shape)
+    return cache.at[:, sequence, position].set(rows, mode="drop", unique_indices=False)

@@ -1,0 +1,12 @@
+"""The one error type that users meet.
+
+A `UserError` is caused by what the user gave (a file, a flag, a message), not by a defect. Its text is one line that
+names the thing, the value found and the value wanted, and what to do. The command line prints it and exits with 1.
+"""
+
+
+class UserError(Exception):
+    """Something the user gave cannot be used; the message is one line and says what to do."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))

@@ -1,0 +1,42 @@
+"""What all layers are made of: linear maps, RMS norms, gated MLPs, and modules that hold named arrays."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+
+class Weights(nnx.Module):
+    """A module whose parameters are the arrays of one group of the parameter table, each an attribute of its name."""
+
+    def __init__(self, arrays: dict[str, jax.Array]):
+        for name, array in arrays.items():
+            setattr(self, name, nnx.Param(array))
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """The parameters by name, as plain arrays."""
+        return {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Param)}
+
+
+def linear(x: jax.Array, weight: nnx.Param | jax.Array) -> jax.Array:
+    """x [..., in] times weight [out, in], summed in float32 and returned in the dtype of x."""
+    return contract(x, weight[...]).astype(x.dtype)
+
+
+def contract(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [..., in] times weight [out, in] of one dtype, float32 [..., out]."""
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
+    axes = (((x.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(x, weight, axes, precision=precision, preferred_element_type=jnp.float32)
+
+
+def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Array:
+    """w * round(x / rms(x)): statistics in float32, rounded to the dtype of x before the weight (Hugging Face's order)."""
+    wide = x.astype(jnp.float32)
+    scaled = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return scaled.astype(x.dtype) * jnp.broadcast_to(weight[...], x.shape)
+
+
+def gated_mlp(x: jax.Array, gate: nnx.Param, up: nnx.Param, down: nnx.Param) -> jax.Array:
+    """down(silu(gate x) * up x), no biases."""
+    return linear(jax.nn.silu(linear(x, gate)) * linear(x, up), down)

@@ -1,0 +1,42 @@
+"""Rotary positions with YaRN scaling (Peng et al., arXiv 2309.00071), in half-split order.
+
+Half-split: dimension j turns with dimension j + dim / 2. Checkpoints that interleave pairs are reordered when read.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jddtree.config import Rope
+
+
+def inverse_frequencies(rope: Rope) -> np.ndarray:
+    """Radians per position, float32 [dim / 2]; YaRN section 3.2 ("NTK-by-parts") with bounds rounded outward."""
+    exponent = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
+    extrapolated = rope.theta**-exponent
+    if rope.factor == 1.0:
+        return extrapolated.astype(np.float32)
+
+    def dimension(turns: float) -> float:
+        """The dimension that makes `turns` rotations over the original context."""
+        return rope.dim * math.log(rope.original_positions / (2 * math.pi * turns)) / (2 * math.log(rope.theta))
+
+    low = max(math.floor(dimension(rope.beta_fast)), 0)
+    high = min(math.ceil(dimension(rope.beta_slow)), rope.dim - 1)
+    ramp = np.clip((np.arange(rope.dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
+    return (extrapolated * (1 - ramp) + extrapolated / rope.factor * ramp).astype(np.float32)
+
+
+def tables(rope: Rope, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, float32 [..., dim / 2], times the amplitude. positions: int32 [...]."""
+    frequencies = jnp.asarray(inverse_frequencies(rope))
+    angles = positions.astype(jnp.float32)[..., None] * jnp.broadcast_to(frequencies, (*positions.shape, rope.dim // 2))
+    return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Turn x [..., dim] in float32 and return it in its own dtype. cos, sin: [..., dim / 2], of the same rank as x."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

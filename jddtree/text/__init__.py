@@ -1,0 +1,1 @@
+"""Text in and out of the model: token ids, streamed text, chat prompts, tool declarations and stop ids."""

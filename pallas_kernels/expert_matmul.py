@@ -1,0 +1,63 @@
+"""Routed INT4 experts: y[t] = sum_k weights[t, k] * down_e(silu(gate_e x[t]) * up_e x[t]), e = first_expert + ids[t,
+k].
+
+  x             [T, H] float32 or bfloat16
+  ids           [T, k] int32; a number outside [0, num_experts) is not routed here, so that an expert-parallel rank
+                passes ids minus its own first
+  weights       [T, k] float32
+  valid         [T] bool; a row that is not valid routes nowhere, loads no expert and gives exactly 0, whatever its
+                x, ids and weights hold
+  experts       PackedExperts (expert_matmul_layout.py); its leading axis may hold the experts of many layers
+  first_expert  int32 scalar, traced: where this layer begins on that axis
+Returns [T, H] in x.dtype; sums are float32. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
+into the float32 sum of a group instead, which is more exact.
+
+implementation: "xla" plain JAX on any device, "pallas" the Pallas-Triton kernels (bfloat16 operands), None "pallas"
+on a GPU and "xla" elsewhere. ValueError: shapes or dtypes that do not fit together, with both values.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.expert_matmul_layout import PackedExperts, check_packed
+from pallas_kernels.expert_matmul_xla import expert_mlp_xla
+
+__all__ = ["PackedExperts", "expert_mlp"]
+
+
+def expert_mlp(
+    x: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+    valid: jax.Array,
+    experts: PackedExperts,
+    first_expert: jax.Array,
+    *,
+    num_experts: int,
+    implementation: str | None = None,
+    interpret: bool | None = None,
+) -> jax.Array:
+    """The routed sum of a layer's experts; the module says what each argument is."""
+    _check(x, ids, weights, valid, experts, num_experts)
+    first_expert = jnp.asarray(first_expert, jnp.int32)
+    routed = valid[:, None] & (ids >= 0) & (ids < num_experts)
+    out = expert_mlp_xla(x, ids, weights, routed, experts, first_expert, num_experts=num_experts)
+    return out.astype(x.dtype)
+
+
+def _check(
+    x: jax.Array, ids: jax.Array, weights: jax.Array, valid: jax.Array, experts: PackedExperts, num_experts: int
+) -> None:
+    check_packed(experts)
+    if x.ndim != 2 or x.shape[1] != experts.hidden or x.dtype not in (jnp.float32, jnp.bfloat16):
+        shape = f"[rows, {experts.hidden}]"
+        raise ValueError(f"x must be float32 or bfloat16 {shape} for these experts, got {x.dtype} {x.shape}")
+    rows = x.shape[0]
+    if ids.ndim != 2 or ids.shape[0] != rows or ids.dtype != jnp.int32:
+        raise ValueError(f"ids must be int32 [{rows}, k] beside x {x.shape}, got {ids.dtype} {ids.shape}")
+    if weights.shape != ids.shape or weights.dtype != jnp.float32:
+        raise ValueError(f"weights must be float32 {ids.shape} like ids, got {weights.dtype} {weights.shape}")
+    if valid.shape != (rows,) or valid.dtype != jnp.bool_:
+        raise ValueError(f"valid must be bool [{rows}] beside x {x.shape}, got {valid.dtype} {valid.shape}")
+    if not 0 < num_experts <= experts.count:
+        raise ValueError(f"num_experts {num_experts} must be between 1 and the {experts.count} packed experts")
