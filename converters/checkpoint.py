@@ -1,18 +1,20 @@
 """A Hugging Face checkpoint folder: which tensor lies where, and its bytes without a copy.
 
-The folder holds `model.safetensors.index.json` with its shards, or one `model.safetensors`, or several shards without an
-index. Headers are read when the folder is opened and every shard's size is checked then; data is memory-mapped at the
-first read. Format: https://github.com/huggingface/safetensors (8 bytes little-endian header length, JSON header, data).
+The folder holds `model.safetensors.index.json` with its shards, or one `model.safetensors`, or several shards without
+an index (those named model*, if there are such). Headers are read when the folder is opened and every shard's size is
+checked then; data is memory-mapped at the first read. Format: https://github.com/huggingface/safetensors (header length
+in 8 bytes, JSON header, data).
 
 Also here: what every converter reports, and the one error that lists all differences to what a model needs.
 """
 
 import json
+import math
 import mmap
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """The index file. weight_map: tensor name to shard. total_size: bytes of all tensors, None where it is not given."""
+    """The index file. weight_map: tensor name to shard. total_size: bytes of all tensors, None where not given."""
 
     weight_map: Mapping[str, str]
     total_size: int | None
@@ -79,8 +81,8 @@ class Index:
 class Report:
     """What a load did.
 
-    tensors, file_bytes: read from `files`. parameters: logical weights, an INT4 one counts as one, scales as none.
-    memory_bytes: of the result. skipped_*: tensors of parts that are not used (vision). notes: oddities that do no harm.
+    tensors, file_bytes: read from `files`. parameters: weights; an INT4 one counts as one, scales as none.
+    memory_bytes: of the result. skipped_*: tensors of parts that are not used (vision). notes: harmless oddities.
     """
 
     files: tuple[str, ...]
@@ -190,7 +192,9 @@ def read_header(path: Path) -> dict[str, Entry]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if start.startswith(b"version "):
-            raise UserError(f"{path} is a Git LFS pointer of {size} bytes, not the shard; run 'git lfs pull' in the folder")
+            raise UserError(
+                f"{path} is a Git LFS pointer of {size} bytes, not the shard; run 'git lfs pull' in the folder"
+            )
         if not 2 <= length <= size - 8:
             raise UserError(f"{path} has {size} bytes, but its header says {length + 8}; download the shard again")
         raw = file.read(length)
@@ -256,16 +260,9 @@ def _entry(shard: str, data: int, value: Mapping[str, Any]) -> Entry:
     dtype, shape = str(value["dtype"]), tuple(int(size) for size in value["shape"])
     if begin < 0 or end < begin or any(size < 0 for size in shape):
         raise ValueError(f"negative size: offsets {begin} to {end}, shape {list(shape)}")
-    if dtype in DTYPES and (wanted := _count(shape) * np.dtype(DTYPES[dtype]).itemsize) != end - begin:
+    if dtype in DTYPES and (wanted := math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize) != end - begin:
         raise ValueError(f"{dtype} {list(shape)} needs {wanted} bytes, but has {end - begin}")
     return Entry(shard, dtype, shape, data + begin, data + end)
-
-
-def _count(shape: Iterable[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _shard_names(directory: Path, index: Index | None) -> tuple[str, ...]:
@@ -281,7 +278,8 @@ def _shard_names(directory: Path, index: Index | None) -> tuple[str, ...]:
         return tuple(names)
     if (directory / SINGLE_NAME).is_file():
         return (SINGLE_NAME,)
-    names = sorted(path.name for path in directory.glob("*.safetensors"))
+    names = sorted(path.name for path in directory.glob("model*.safetensors"))
+    names = names or sorted(path.name for path in directory.glob("*.safetensors"))
     if not names:
         raise UserError(f"{directory} has no .safetensors file; give the folder of a Hugging Face checkpoint")
     totals = {int(match[1]) for name in names if (match := re.search(r"-of-(\d+)\.safetensors$", name))}

@@ -1,6 +1,6 @@
 """DFlash (v1) drafter: Hugging Face tensors to the drafter's arrays.
 
-Names may carry the prefix `model.`; one or more shards. A drafter of another kind is refused by the name of what it has.
+Names may carry the prefix `model.`; one or more shards. A drafter of another kind is refused by what it is called.
 Tensor names and shapes: the published Kimi drafters; embedding and head are the target's and not in the folder.
 """
 
@@ -70,8 +70,8 @@ def load_drafter(
 
     dtype: of all arrays, ml_dtypes.bfloat16 or numpy.float32; tensors may be bfloat16 or float32.
     progress: called with (bytes done, bytes in all).
-    Raises UserError for a broken folder (`Checkpoint`), another kind of drafter, an `fc` for another number of taps, and
-    one that lists all tensors that are missing, unexpected, of the wrong shape or type.
+    Raises UserError for a broken folder (`Checkpoint`), another kind of drafter, an `fc` for another number of taps,
+    and one that lists all tensors that are missing, unexpected, of the wrong shape or type.
     """
     checkpoint = Checkpoint(directory)
     prefix = PREFIX if any(name.startswith(PREFIX) for name in checkpoint.entries) else ""
@@ -107,8 +107,8 @@ def _check_variant(checkpoint: Checkpoint) -> None:
         names = [name for name in checkpoint.entries if part in name]
         if names:
             raise UserError(
-                f"{checkpoint.directory} has {len(names)} tensors such as {names[0]} ({meaning}), but only DFlash v1 is "
-                "supported; give a v1 drafter"
+                f"{checkpoint.directory} holds {names[0]} ({meaning}), but only DFlash v1 is supported; "
+                "give a v1 drafter"
             )
 
 

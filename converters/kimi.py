@@ -1,13 +1,14 @@
 """Kimi K2.6: Hugging Face tensors to the target's arrays.
 
-Layers are read one after the other, in the order of the files, into stacked arrays that are allocated once, so host memory
-stays near the size of the result. What changes on the way (`jddtree.models.parameters` says why):
+Layers are read one after the other, in the order of the files, into stacked arrays that are allocated once, so that
+host memory stays near the size of the result. What changes on the way (`jddtree.models.parameters` says why):
 * rotary rows of q_b and kv_a go from interleaved pairs to half-split order;
 * kv_b splits, inside each head, into k_up (first rows) and v_up;
 * the router becomes float32; packed experts go to tile order (`converters.packing`) and stay INT4.
 Tensor names, shapes and types: the published K2.6 index; a projection is packed when it has `.weight_packed`.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -55,13 +56,13 @@ ALSO = {"weight_shape": "I64"}  # newer compressed-tensors writes it so; the val
 
 def expected_tensors(config: TargetConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Every text tensor of a checkpoint without prefix: name to (safetensors dtype, shape)."""
-    expected = {GLOBAL_NAMES[path]: ("BF16", table.shape) for path, table in _table(config, tuple(GLOBAL_NAMES)).items()}
+    table = target_parameters(config)
+    expected = {tensor: ("BF16", table[path].shape) for path, tensor in GLOBAL_NAMES.items()}
     for layer in range(config.num_hidden_layers):
         start = f"model.layers.{layer}."
         kind, names = _layer_names(config, layer)
-        shapes = _table(config, tuple(f"{kind}.{name}" for name in names if name != "kv_b"))
         for name, tensor in names.items():
-            shape = _kv_b_shape(config) if name == "kv_b" else shapes[f"{kind}.{name}"].shape[1:]
+            shape = _kv_b_shape(config) if name == "kv_b" else table[f"{kind}.{name}"].shape[1:]
             expected[start + tensor] = ("F32" if name == "router_bias" else "BF16", shape)
         if kind == "moe":
             expected |= _expert_tensors(config, start)
@@ -102,7 +103,7 @@ def load_target(
 
 def count_parameters(config: TargetConfig) -> int:
     """Weights of the text model; an INT4 weight counts as one, scales and shapes as none."""
-    sizes = ((name, int(np.prod(shape, dtype=np.int64))) for name, (_, shape) in expected_tensors(config).items())
+    sizes = ((name, math.prod(shape)) for name, (_, shape) in expected_tensors(config).items())
     return sum(
         size * (8 if name.endswith("weight_packed") else 1)
         for name, size in sizes
@@ -186,8 +187,10 @@ class _Loader:
         """words_scales: gate words, gate scale, up words, up scale, down words, down scale, each with a leading 1."""
         one = slice(place, place + 1)
         gate_up = (self.arrays["experts.gate_up"][one], self.arrays["experts.gate_up_scale"][one])
-        pack_gate_up(*words_scales[:4], out=gate_up)
-        pack_down(*words_scales[4:], out=(self.arrays["experts.down"][one], self.arrays["experts.down_scale"][one]))
+        down = (self.arrays["experts.down"][one], self.arrays["experts.down_scale"][one])
+        gate_words, gate_scale, up_words, up_scale, down_words, down_scale = words_scales
+        pack_gate_up(gate_words, gate_scale, up_words, up_scale, out=gate_up)
+        pack_down(down_words, down_scale, out=down)
 
     def _wrong_shape(self, name: str) -> Iterator[str]:
         rows, words = self.checkpoint.entries[f"{self.prefix}{name}weight_packed"].shape
@@ -209,11 +212,6 @@ def _layer_names(config: TargetConfig, layer: int) -> tuple[str, dict[str, str]]
     if layer < config.first_k_dense_replace:
         return "dense", ATTENTION_NAMES | DENSE_NAMES
     return "moe", ATTENTION_NAMES | MOE_NAMES
-
-
-def _table(config: TargetConfig, paths: tuple[str, ...]) -> dict[str, Parameter]:
-    table = target_parameters(config)
-    return {path: table[path] for path in paths}
 
 
 def _kv_b_shape(config: TargetConfig) -> tuple[int, int]:
@@ -242,7 +240,7 @@ def _check(directory: Path, text: Mapping[str, Entry], expected: dict[str, tuple
         phrases.append(phrase("of routed experts not packed (INT4 needs .weight_packed, found .weight)", unpacked))
     if packed:
         phrases.append(phrase("packed, though only routed experts may be (needs .weight in bfloat16)", packed))
-    bases = {name.removesuffix(".weight") for name in unpacked} | {name.removesuffix(".weight_packed") for name in packed}
+    bases = {name.rpartition(".")[0] for name in (*unpacked, *packed)}
     parts = {f"{base}.{part}" for base in bases for part in ("weight", *PACKED)}
     phrases += differences(
         {name: entry for name, entry in text.items() if name not in parts},
@@ -254,7 +252,7 @@ def _check(directory: Path, text: Mapping[str, Entry], expected: dict[str, tuple
 
 
 def _half_split(rows: Array, out: Array, blocks: int, rope: int) -> None:
-    """Copy [blocks * size, columns]; the last `rope` rows of each block go from interleaved pairs to evens, then odds."""
+    """Copy [blocks * size, columns]; the last `rope` rows of a block go from interleaved pairs to evens, then odds."""
     source, target = (array.reshape(blocks, -1, array.shape[-1]) for array in (rows, out))
     keep, half = source.shape[1] - rope, rope // 2
     target[:, :keep] = source[:, :keep]

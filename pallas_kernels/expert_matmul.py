@@ -1,5 +1,4 @@
-"""Routed INT4 experts: y[t] = sum_k weights[t, k] * down_e(silu(gate_e x[t]) * up_e x[t]), e = first_expert + ids[t,
-k].
+"""Routed INT4 experts: y[t] = sum_k weights[t, k] * down_e(silu(gate_e x[t]) * up_e x[t]), e = first + ids[t, k].
 
   x             [T, H] float32 or bfloat16
   ids           [T, k] int32; a number outside [0, num_experts) is not routed here, so that an expert-parallel rank
@@ -9,7 +8,8 @@ k].
                 x, ids and weights hold
   experts       PackedExperts (expert_matmul_layout.py); its leading axis may hold the experts of many layers
   first_expert  int32 scalar, traced: where this layer begins on that axis
-Returns [T, H] in x.dtype; sums are float32. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
+Returns [T, H] in out_dtype (None: x.dtype; float32 for partial sums that are still to be reduced over ranks); sums are
+float32. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
 into the float32 sum of a group instead, which is more exact.
 
 implementation: "xla" plain JAX on any device, "pallas" the Pallas-Triton kernels (bfloat16 operands), None "pallas"
@@ -18,11 +18,16 @@ on a GPU and "xla" elsewhere. ValueError: shapes or dtypes that do not fit toget
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels.expert_matmul_layout import PackedExperts, check_packed
+from pallas_kernels.expert_matmul_triton import expert_mlp_triton
 from pallas_kernels.expert_matmul_xla import expert_mlp_xla
+from pallas_kernels.launch import expert_launch
 
-__all__ = ["PackedExperts", "expert_mlp"]
+__all__ = ["IMPLEMENTATIONS", "PackedExperts", "expert_mlp"]
+
+IMPLEMENTATIONS = ("xla", "pallas")
 
 
 def expert_mlp(
@@ -36,13 +41,24 @@ def expert_mlp(
     num_experts: int,
     implementation: str | None = None,
     interpret: bool | None = None,
+    out_dtype: jnp.dtype | None = None,
 ) -> jax.Array:
     """The routed sum of a layer's experts; the module says what each argument is."""
     _check(x, ids, weights, valid, experts, num_experts)
     first_expert = jnp.asarray(first_expert, jnp.int32)
     routed = valid[:, None] & (ids >= 0) & (ids < num_experts)
-    out = expert_mlp_xla(x, ids, weights, routed, experts, first_expert, num_experts=num_experts)
-    return out.astype(x.dtype)
+    operands = (x, ids, weights, routed, experts, first_expert)
+    launch = expert_launch(x.shape[0], experts.hidden, experts.intermediate)
+    on_gpu = jax.default_backend() == "gpu"
+    implementation = implementation or (launch.implementation if on_gpu else "xla")
+    if implementation == "xla":
+        out = expert_mlp_xla(*operands, num_experts=num_experts)
+    elif implementation == "pallas":
+        interpret = not on_gpu if interpret is None else interpret
+        out = expert_mlp_triton(*operands, num_experts=num_experts, launch=launch, interpret=interpret)
+    else:
+        raise ValueError(f"implementation must be None or one of {IMPLEMENTATIONS}, got {implementation!r}")
+    return lax.optimization_barrier(out.astype(out_dtype or x.dtype))
 
 
 def _check(
@@ -59,5 +75,5 @@ def _check(
         raise ValueError(f"weights must be float32 {ids.shape} like ids, got {weights.dtype} {weights.shape}")
     if valid.shape != (rows,) or valid.dtype != jnp.bool_:
         raise ValueError(f"valid must be bool [{rows}] beside x {x.shape}, got {valid.dtype} {valid.shape}")
-    if not 0 < num_experts <= experts.count:
-        raise ValueError(f"num_experts {num_experts} must be between 1 and the {experts.count} packed experts")
+    if not 0 < num_experts <= experts.number:
+        raise ValueError(f"num_experts {num_experts} must be between 1 and the {experts.number} packed experts")

@@ -26,7 +26,7 @@ class PackedExperts(NamedTuple):
     down_scale: jax.Array
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         return self.gate_up.shape[0]
 
     @property

@@ -1,5 +1,4 @@
-"""Plain-JAX twin of the expert kernels: a loop over the distinct experts touched, which dequantises one expert at a
-time.
+"""Plain-JAX twin of the expert kernels: a loop over the experts touched that dequantises one at a time.
 
 Weights are bf16(q * scale) cast to x.dtype. Matmuls accumulate in float32, float32 operands at the highest
 precision; gate and up are float32, h = silu(gate) * up is rounded to x.dtype, and the routed sum is float32. Every
@@ -26,7 +25,7 @@ def expert_mlp_xla(
     *,
     num_experts: int,
 ) -> jax.Array:
-    """As expert_matmul.expert_mlp, with routed bool [T, k] for the entries of ids that count. Returns float32 [T, H]."""
+    """As expert_matmul.expert_mlp, with routed bool [T, k] for the ids that count. Returns float32 [T, H]."""
     kept = routed.any(axis=1)
     x = jnp.where(kept[:, None], x, jnp.zeros_like(x))
     ids = jnp.where(routed, ids, num_experts)

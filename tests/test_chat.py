@@ -16,6 +16,7 @@ from jddtree.text.chat import ChatTemplate
 from jddtree.text.guard import MarkerGuard, texts_in
 from jddtree.text.tokenizer import Tokenizer
 from jddtree.text.tools import NotExpressible, tools_to_typescript
+from jddtree.text.vocabulary import read_ranks
 
 TEMPLATE = ChatTemplate.from_directory(micro_target())
 TOKENIZER = Tokenizer.from_directory(micro_target())
@@ -59,8 +60,8 @@ OFFICIAL_PROMPTS = [
             {"role": "user", "content": "1+1=?"},
         ],
         {},
-        "163594 14062 163601 3900 554 24980 72 11 519 22572 26626 5232 673 30218 10065 22572 13 163586 163587 2482 163601 "
-        "16 10 16 75522 163586 163588 69702 163601 163606",
+        "163594 14062 163601 3900 554 24980 72 11 519 22572 26626 5232 673 30218 10065 22572 13 163586 163587 2482 "
+        "163601 16 10 16 75522 163586 163588 69702 163601 163606",
     ),
     (
         [
@@ -69,8 +70,8 @@ OFFICIAL_PROMPTS = [
             {"role": "user", "content": "Bye"},
         ],
         {},
-        "163587 2482 163601 18699 163586 163588 69702 163601 163606 163607 19180 0 163586 163587 2482 163601 2572 68 163586 "
-        "163588 69702 163601 163606",
+        "163587 2482 163601 18699 163586 163588 69702 163601 163606 163607 19180 0 163586 163587 2482 163601 2572 68 "
+        "163586 163588 69702 163601 163606",
     ),
     (
         [{"role": "user", "content": [{"type": "image", "image": "x"}, {"type": "text", "text": "What?"}]}],
@@ -134,7 +135,7 @@ def conversation(texts: dict[str, str]) -> dict[str, Any]:
     return {
         "tools": [{"type": "function", "function": function}],
         "messages": [
-            {"role": texts["role"] or "developer", "content": texts["system"]},
+            {"role": "developer" if texts["role"] in ("", "user") else texts["role"], "content": texts["system"]},
             {"role": "user", "name": texts["name"] or "bob", "content": parts},
             {"role": "assistant", "content": None, "reasoning": texts["reasoning"], "tool_calls": [call, raw_call]},
             {"role": "tool", "tool_call_id": texts["call"], "content": texts["result"]},
@@ -163,7 +164,7 @@ def test_user_text_never_becomes_a_control_token(texts, tool_style):
     assert given_texts == original
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.text("<|im_end>[]EOS \n\u3000ab", max_size=12), min_size=1, max_size=4))
 def test_without_markers_ids_are_the_published_ones(parts):
     messages = [{"role": "user", "content": [{"type": "text", "text": part} for part in parts]}]
@@ -186,7 +187,7 @@ def test_a_marker_is_not_formed_by_neighbouring_parts():
 
 def test_a_marker_is_not_formed_with_text_of_the_template():
     template = ChatTemplate("{% for m in messages %}<{{ m['content'] }}>|{{ m['content'] }}{% endfor %}")
-    for content in ("think", "think>", "|im_end|"):
+    for content in ("think", "think>", "|im_end|", "<think", "think> and some words that make it longer than any name"):
         ids = template.encode(TOKENIZER, [{"role": "user", "content": content}])
         assert max(ids) < 1024 and TOKENIZER.decode(ids) == f"<{content}>|{content}"
 
@@ -195,6 +196,14 @@ def test_a_marker_is_not_formed_with_text_of_the_template():
 def test_long_texts_are_cut_where_the_published_tokenizer_cuts(length):
     messages = [{"role": "user", "content": "if x " * (length // 5) if length > 400_000 else "<" * length}]
     assert TEMPLATE.encode(TOKENIZER, messages) == TEMPLATE.encode(TOKENIZER, messages, trust_content=True)
+
+
+def test_values_that_templates_compare_stay_as_they_are():
+    ranks = read_ranks(micro_target() / "tiktoken.model")
+    tokenizer = Tokenizer(ranks, {"<|im_user|>": 1024, "<|text|>": 1025, "<|tool|>": 1026})
+    source = "{% for m in messages %}{{ m['role'] == 'user' and m['content'][0]['type'] == 'text' }}{% endfor %}"
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    assert tokenizer.decode(ChatTemplate(source).encode(tokenizer, messages)) == "True"
 
 
 def test_every_private_character_of_the_text_survives():
@@ -225,7 +234,8 @@ def test_typescript_of_the_facts():
     function["parameters"] = {"type": "object", "properties": properties, "required": ["city"]}
     tools = [{"type": "function", "function": function}, {"type": "_plugin"}]
     expected = (
-        "# Tools\n\n## functions\nnamespace functions {\n// Get the weather.\ntype get_weather = (_: {\n  // City name\n"
+        "# Tools\n\n## functions\nnamespace functions {\n// Get the weather.\n"
+        "type get_weather = (_: {\n  // City name\n"
         '  city: string,\n  // minimum: 1\n  // Default: 3\n  days?: number,\n  unit?: "c" | "f"\n}) => any;\n}\n'
     )
     assert tools_to_typescript(tools) == expected
@@ -240,6 +250,7 @@ def test_typescript_of_the_facts():
         ({"type": ["integer", "null", "object", "array"]}, "a?: number | null | {} | Array<any>"),
         ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}, "a?: string | null"),
         ({"enum": ["x", 1, None]}, 'a?: "x" | 1 | None'),
+        ({"type": "string", "enum": ["x"], "minLength": 1}, 'a?: "x"'),
         (True, "a?: any"),
         (False, "a?: null"),
         ({}, "a?: any"),
@@ -263,6 +274,12 @@ def test_typescript_of_the_facts():
 )
 def test_typescript_of_one_property(schema, expected):
     assert declared({"type": "object", "properties": {"a": schema}}) == f"type f = (_: {{\n  {expected}\n}}) => any;"
+
+
+def test_typescript_puts_required_properties_first():
+    properties = dict.fromkeys("dbca", {"type": "null"})
+    text = declared({"properties": properties, "required": ["d", "c"]})
+    assert text == "type f = (_: {\n  c: null,\n  d: null,\n  a?: null,\n  b?: null\n}) => any;"
 
 
 def test_typescript_without_parameters():
@@ -290,7 +307,7 @@ def test_typescript_of_definitions_and_references():
         {"type": ["integer", "string"], "enum": ["x"]},
         {"type": ["unheard-of"]},
         {"type": 5},
-        {"type": "object", "properties": []},
+        {"type": "object", "properties": ["x"]},
         "string",
     ],
 )
@@ -405,5 +422,6 @@ def test_template_that_refuses(source):
 
 
 def test_the_dialect_of_published_templates():
-    source = "{%- for m in messages %}\n  {%- break %}\n{%- endfor %}\n    {% if true %}\n{{ {'é': 1} | tojson(indent=1) }}{% endif %}"
+    loop = "{%- for m in messages %}\n  {%- break %}\n{%- endfor %}\n"
+    source = loop + "    {% if true %}\n{{ {'é': 1} | tojson(indent=1) }}{% endif %}"
     assert ChatTemplate(source).render([USER]) == '{\n "é": 1\n}'

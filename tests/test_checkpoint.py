@@ -1,4 +1,4 @@
-"""Reading a checkpoint folder: tensors equal to the safetensors library's, every fault named; helpers to mutate copies."""
+"""Reading a checkpoint folder: tensors equal to the library's, every fault named; also helpers that mutate copies."""
 
 import json
 import shutil
@@ -11,10 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from conftest import micro_drafter, micro_target
-from converters.checkpoint import DTYPES, INDEX_NAME, Checkpoint, Entry, differences, phrase, read_header, read_index
-from jddtree.errors import UserError
 from safetensors import safe_open
 from safetensors.numpy import save
+
+from converters.checkpoint import DTYPES, INDEX_NAME, Checkpoint, Entry, differences, phrase, read_header, read_index
+from jddtree.errors import UserError
 
 SHARD = "model-00001-of-000004.safetensors"
 Edit = Callable[[dict[str, np.ndarray]], None]
@@ -68,7 +69,7 @@ def test_every_tensor_equals_the_library() -> None:
     count = 0
     for shard in checkpoint.shards:
         with safe_open(micro_target() / shard, "np") as library:
-            for name in library.keys():  # noqa: SIM118 (safe_open is no mapping)
+            for name in library.keys():
                 wanted = library.get_tensor(name)
                 found = checkpoint.read(name)
                 assert checkpoint.entries[name].shard == shard
@@ -117,6 +118,12 @@ def test_missing_folder_and_empty_folder(tmp_path: Path) -> None:
         Checkpoint(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"has no \.safetensors file; give the folder"):
         Checkpoint(tmp_path)
+
+
+def test_shards_named_model_are_preferred_to_strays(tmp_path: Path) -> None:
+    for name in ("model-a", "model-b", "golden"):
+        write_shard(tmp_path / f"{name}.safetensors", {name: np.ones(2, np.float32)})
+    assert sorted(Checkpoint(tmp_path).entries) == ["model-a", "model-b"]
 
 
 def test_missing_shard_is_named(tmp_path: Path) -> None:
@@ -210,9 +217,7 @@ def test_total_size_is_only_noted(tmp_path: Path) -> None:
     index = read_index(folder)
     assert index is not None and index.total_size == 9511360
     write_index(folder, index.weight_map, total_size=7)
-    assert Checkpoint(folder).notes == (
-        f"{INDEX_NAME}: total_size is 7 bytes, but the tensors have 9511360 bytes",
-    )
+    assert Checkpoint(folder).notes == (f"{INDEX_NAME}: total_size is 7 bytes, but the tensors have 9511360 bytes",)
 
 
 @pytest.mark.parametrize("content", ['{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "{}"])

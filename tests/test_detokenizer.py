@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import micro_target
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jddtree.errors import UserError
@@ -26,11 +26,13 @@ def streamed(ids, cuts, skip=frozenset()):
     return "".join([detokenizer.push(group) for group in grouped(ids, cuts)]) + detokenizer.finish()
 
 
+@settings(deadline=None)
 @given(IDS, CUTS)
 def test_any_grouping_gives_the_text_of_all_ids(ids, cuts):
     assert streamed(ids, cuts) == TOKENIZER.decode(ids)
 
 
+@settings(deadline=None)
 @given(st.binary(), CUTS)
 def test_any_bytes_give_the_text_of_the_codec(data, cuts):
     ids = [TOKENIZER.encode(chr(byte))[0] for byte in data if byte < 128]
@@ -39,11 +41,13 @@ def test_any_bytes_give_the_text_of_the_codec(data, cuts):
     assert streamed([by_byte[byte] for byte in data], cuts) == data.decode("utf-8", errors="replace")
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])), CUTS)
 def test_text_survives(text, cuts):
     assert streamed(TOKENIZER.encode(text), cuts) == text
 
 
+@settings(deadline=None)
 @given(IDS, CUTS, st.frozensets(st.integers(0, TOKENIZER.vocab_size - 1)))
 def test_skipped_ids_leave_no_text(ids, cuts, skip):
     assert streamed(ids, cuts, skip) == TOKENIZER.decode([i for i in ids if i not in skip])
@@ -78,6 +82,7 @@ def cut_at_once(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
+@settings(deadline=None)
 @given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=5), max_size=4), CUTS)
 def test_stop_strings_do_not_depend_on_the_split(text, stops, cuts):
     filtered = StopStrings(stops)
@@ -88,6 +93,7 @@ def test_stop_strings_do_not_depend_on_the_split(text, stops, cuts):
     assert (output + filtered.finish(), filtered.found) == cut_at_once(text, stops)
 
 
+@settings(deadline=None)
 @given(st.text("abc", max_size=20), st.lists(st.text("abc", min_size=1, max_size=5), max_size=4))
 def test_no_more_is_held_than_needed(text, stops):
     filtered = StopStrings(stops)

@@ -6,20 +6,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 from conftest import micro_drafter
+from safetensors import safe_open
+from test_checkpoint import Edit, copy_folder, edit_folder, write_index, write_shard
+
 from converters.checkpoint import INDEX_NAME
 from converters.dflash import expected_tensors, load_drafter
 from jddtree.config import drafter_config
 from jddtree.errors import UserError
 from jddtree.models.parameters import drafter_parameters
-from safetensors import safe_open
-from test_checkpoint import Edit, copy_folder, edit_folder, write_index, write_shard
 
 
 @pytest.fixture(scope="module")
 def raw():
     """Tensors as the safetensors library reads them."""
     with safe_open(micro_drafter() / "model.safetensors", "np") as library:
-        return {name: library.get_tensor(name) for name in library.keys()}  # noqa: SIM118
+        return {name: library.get_tensor(name) for name in library.keys()}
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +134,16 @@ def test_variants_are_refused_by_name(tmp_path: Path, name: str, meaning: str) -
 
     with pytest.raises(UserError) as caught:
         load_edited(tmp_path, add)
-    assert f"has 1 tensors such as {name} ({meaning}), but only DFlash v1 is supported" in str(caught.value)
+    assert f"holds {name} ({meaning}), but only DFlash v1 is supported" in str(caught.value)
 
 
 def test_another_number_of_taps_is_explained(tmp_path: Path) -> None:
     def narrow(tensors) -> None:
         tensors["fc.weight"] = tensors["fc.weight"][:, :512]
 
-    with pytest.raises(UserError, match=r"fc\.weight has 512 columns, but the 3 target_layer_ids .* need 768 \(3 x hid"):
+    with pytest.raises(
+        UserError, match=r"fc\.weight has 512 columns, but the 3 target_layer_ids .* need 768 \(3 x hid"
+    ):
         load_edited(tmp_path, narrow)
 
 

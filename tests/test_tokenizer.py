@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import golden_ref, micro_target, official_dir
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jddtree.errors import UserError
@@ -103,12 +103,14 @@ def test_special_tokens_of_the_micro_model():
         specials["x"] = 1
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_round_trip(text):
     assert micro().decode(micro().encode(text)) == text
     assert micro().decode(micro().encode(text, allow_special=True)) == text
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["<|im_end|>", "<think>", "[EOS]", "<|im_", "end|>", "a", " ", "[", "<"])).map("".join))
 def test_marker_text_is_ordinary_unless_allowed(text):
     assert max(micro().encode(text), default=0) < 1024
@@ -134,6 +136,7 @@ def slow_seams(text: str, chunk: int, longest: int) -> list[str]:
     return pieces
 
 
+@settings(deadline=None)
 @given(st.text("a \n\u3000\x1c\x85\u200b", max_size=60), st.integers(1, 25), st.integers(1, 9))
 def test_seams_by_the_slow_rule(text, chunk, longest):
     with pytest.MonkeyPatch.context() as patch:

@@ -26,11 +26,12 @@ class DrafterLayer(Weights):
         super().__init__(arrays)
         self.config = config
 
-    def __call__(self, x, positions, lengths, keys, values, window, causal):
+    def __call__(self, x, positions, lengths, keys, values, layer, window, causal):
         """Block rows [B, block, H] after the layer.
 
-        keys, values: the layer's context cache [B, S, key heads, head_dim], of which `lengths` int32 [B] rows count;
-        window: int32, positions that a row sees including its own; causal: bool, inside the block.
+        keys, values: context caches of all layers [layers, B, S, key heads, head_dim], of which `lengths` int32 [B] rows
+        count; layer: int32, which to read; window: int32, positions that a row sees including its own; causal: bool,
+        inside the block.
         """
         config = self.config
         normed = rms_norm(x, self.input_norm, config.rms_norm_eps)
@@ -40,7 +41,7 @@ class DrafterLayer(Weights):
         offset = jnp.arange(x.shape[1])
         distance = offset[:, None] - offset[None, :]
         inside = (jnp.abs(distance) < window) & (~causal | (distance >= 0))
-        out = _attend(query, keys, values, lengths, positions, window, own_keys, own_values, inside)
+        out = _attend(query, keys, values, layer, lengths, positions, window, own_keys, own_values, inside)
         x = x + linear(out, self.o)
         normed = rms_norm(x, self.post_norm, config.rms_norm_eps)
         return x + gated_mlp(normed, self.mlp_gate, self.mlp_up, self.mlp_down)
@@ -93,19 +94,19 @@ class Drafter(nnx.Module):
         windows = jnp.asarray([unlimited if window is None else window for window in config.windows], jnp.int32)
 
         def layer(x, inputs):
-            arrays, keys, values, window, causal = inputs
-            return DrafterLayer(config, arrays)(x, positions, lengths, keys, values, window, causal), None
+            arrays, index, window, causal = inputs
+            return DrafterLayer(config, arrays)(x, positions, lengths, keys, values, index, window, causal), None
 
-        stack = (self.layers.arrays(), keys, values, windows, jnp.asarray(config.causal))
+        stack = (self.layers.arrays(), jnp.arange(len(windows)), windows, jnp.asarray(config.causal))
         x, _ = lax.scan(layer, embedded, stack)
         return rms_norm(x[:, 1:], self.ends.norm, config.rms_norm_eps)
 
 
-def _attend(query, keys, values, lengths, positions, window, own_keys, own_values, inside):
+def _attend(query, keys, values, layer, lengths, positions, window, own_keys, own_values, inside):
     """Context by length and window, then the block; query [B, n, heads, d], result [B, n, heads * d]"""
     batch, count, heads, size = query.shape
     groups = own_keys.shape[2]
-    capacity = keys.shape[1]
+    capacity = keys.shape[2]
     block = min(KEY_BLOCK, capacity)
     grouped = query.reshape(batch, count, groups, heads // groups, size)
     precision = lax.Precision.HIGHEST if query.dtype == jnp.float32 else lax.Precision.DEFAULT
@@ -128,7 +129,8 @@ def _attend(query, keys, values, lengths, positions, window, own_keys, own_value
         known = (position[None] >= index * block) & (position[None] < lengths[:, None])
         near = positions[:, :, None] - position[None, None, :] < window
         mask = (known[:, None] & near)[:, :, None, None, :]
-        cut = [lax.dynamic_slice_in_dim(array, start, block, 1) for array in (keys, values)]
+        sizes = (1, batch, block, groups, size)
+        cut = [lax.dynamic_slice(array, (layer, 0, start, 0, 0), sizes)[0] for array in (keys, values)]
         cut = [jnp.where(known[:, :, None, None], array, 0) for array in cut]
         return add(partial, *cut, mask)
 

@@ -46,14 +46,17 @@ class LatentAttention(Weights):
         low = rms_norm(linear(x, self.q_a), self.q_a_norm, config.latent_norm_eps)
         q = linear(low, self.q_b).reshape(*x.shape[:2], -1, config.qk_nope_head_dim + config.qk_rope_head_dim)
         content, rotated = jnp.split(q, [config.qk_nope_head_dim], axis=-1)
-        content = _per_head("bchd,hdl->bchl", content, self.k_up[...])
+        content = _per_head("hbcd,hdl->hbcl", content, self.k_up[...])
         return jnp.concatenate([content, rope.rotate(rotated, cos[:, :, None], sin[:, :, None])], axis=-1)
 
     def values(self, out: jax.Array) -> jax.Array:
         """Latent outputs [B, C, heads, latent] to [B, C, heads * v_head_dim]"""
-        return _per_head("bchl,hvl->bchv", out, self.v_up[...]).reshape(*out.shape[:2], -1)
+        return _per_head("hbcl,hvl->hbcv", out, self.v_up[...]).reshape(*out.shape[:2], -1)
 
 
 def _per_head(form: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [B, C, heads, in] to [B, C, heads, out]; heads lead in the product, as XLA on CPU needs for bfloat16"""
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    return jnp.einsum(form, x, weight, precision=precision, preferred_element_type=jnp.float32).astype(x.dtype)
+    heads_first = jnp.moveaxis(x, 2, 0)
+    out = jnp.einsum(form, heads_first, weight, precision=precision, preferred_element_type=jnp.float32)
+    return jnp.moveaxis(out, 0, 2).astype(x.dtype)

@@ -24,6 +24,4 @@ class Detokenizer:
 
     def finish(self) -> str:
         """Text of the bytes still held (U+FFFD for a character that never ended); the object is fresh again after."""
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return rest
+        return self._decoder.decode(b"", final=True)

@@ -118,7 +118,7 @@ class Tokenizer:
         marker = next(pending, None)
         for start, end in seams(text):
             while marker is not None and marker[0] < end:
-                if start <= marker[0] and marker[1] <= end:
+                if marker[1] <= end:
                     ids += self._encoding.encode_ordinary(text[start : marker[0]])
                     ids.append(self._specials[text[marker[0] : marker[1]]])
                     start = marker[1]

@@ -1,0 +1,45 @@
+"""Kimi K2.6 with DDTree speculative decoding in JAX: the public API.
+
+Three levels, each on top of the next:
+* text: `load`, then `generate` (a string in, a `Result` out) or `stream` (pieces as rounds finish);
+* ids: `Request`, `compile_engine` and `Engine.start` / `Engine.run`, token ids in and out, a dispatch of rounds at a time;
+* arrays: `jddtree.decoding.rounds`, the pure functions `prefill` and `run_rounds` that the engine compiles.
+Names are imported when first used, so that `import jddtree` does not start JAX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jddtree.api import generate, stream
+    from jddtree.decoding.engine import Engine, Request
+    from jddtree.decoding.generate import Piece, Result, Statistics, compile_engine
+    from jddtree.decoding.state import Capacity
+    from jddtree.errors import UserError
+    from jddtree.loading import Model, load
+
+__version__ = "0.1.0"
+_HOMES = {
+    "generate": "jddtree.api",
+    "stream": "jddtree.api",
+    "Engine": "jddtree.decoding.engine",
+    "Request": "jddtree.decoding.engine",
+    "Piece": "jddtree.decoding.generate",
+    "Result": "jddtree.decoding.generate",
+    "Statistics": "jddtree.decoding.generate",
+    "compile_engine": "jddtree.decoding.generate",
+    "Capacity": "jddtree.decoding.state",
+    "UserError": "jddtree.errors",
+    "Model": "jddtree.loading",
+    "load": "jddtree.loading",
+}
+__all__ = [
+    "Capacity", "Engine", "Model", "Piece", "Request", "Result", "Statistics", "UserError",
+    "compile_engine", "generate", "load", "stream",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'jddtree' has no attribute {name!r}")

@@ -1,0 +1,224 @@
+"""`generate`: prompt to text on stdout; progress and statistics on stderr."""
+
+import json
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+import jddtree
+from jddtree import stats
+from jddtree.api import Prompt, prepare
+from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.generate import Piece, Result, stream
+from jddtree.errors import UserError
+from jddtree.loading import Model, load
+
+
+def run(
+    *,
+    prompt: str | None,
+    prompt_file: Path | None,
+    prompt_ids: Path | None,
+    messages: Path | None,
+    raw: bool,
+    system_prompt: str | None,
+    thinking: bool | None,
+    target: Path | None,
+    draft: Path | None,
+    stop: list[str] | None,
+    ignore_eos: bool,
+    dtype: str,
+    capacity: int | None,
+    max_context: int | None,
+    prefill_chunk: int | None,
+    rounds_per_dispatch: int | None,
+    kernels: str,
+    compile_cache: bool,
+    json_output: bool,
+    quiet: bool,
+    **request: Any,
+) -> None:
+    """Run the command with the options of `jddtree.cli.main.generate`; `request` are those of a `Request`.
+
+    Raises UserError for whatever cannot be used, and KeyboardInterrupt after Ctrl-C, with the statistics written.
+    """
+    use_compile_cache(compile_cache)
+    given = read_prompt(prompt, prompt_file, prompt_ids, messages)
+    shapes = {"rows": capacity, "context": max_context, "chunk": prefill_chunk, "rounds": rounds_per_dispatch}
+    silent = quiet or json_output
+    with LoadBar(silent) as bar:
+        wants_drafter = request["method"] != "ar" or draft is not None
+        model = load(target, draft, dtype=dtype, with_drafter=wants_drafter, progress=bar.update)
+    if given is None:
+        given, raw = default_prompt(model), False
+    engine, made = prepare(
+        model, given, raw=raw, system_prompt=system_prompt, thinking=thinking, ignore_eos=ignore_eos,
+        kernels=None if kernels == "auto" else kernels, capacity=shapes, **request,
+    )  # fmt: skip
+    result, interrupted = write(model, engine, made, stop or [], echo=not json_output)
+    if json_output:
+        print(json.dumps(report(model, made, result), ensure_ascii=False))
+    elif not quiet:
+        print(stats.lines(made.method, result.statistics), file=sys.stderr)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def read_prompt(
+    prompt: str | None, prompt_file: Path | None, prompt_ids: Path | None, messages: Path | None
+) -> Prompt | None:
+    """The prompt from whichever one source was given, None without any. Raises UserError for two, or an unreadable one."""
+    sources = {"--prompt": prompt, "--prompt-file": prompt_file, "--prompt-ids": prompt_ids, "--messages": messages}
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} were given, but one of them is enough; leave the others out")
+    if prompt_ids is not None:
+        ids = _read_json(prompt_ids, "--prompt-ids")
+        if not isinstance(ids, list) or not all(type(item) is int for item in ids):
+            raise UserError(f"--prompt-ids {prompt_ids} must hold a JSON list of integers, like [1024, 258]")
+        return ids
+    if messages is not None:
+        return _read_json(messages, "--messages")
+    if prompt_file is not None:
+        return _read_text(prompt_file, "--prompt-file")
+    if prompt == "-":
+        return sys.stdin.read()
+    return prompt
+
+
+def _read_text(path: Path, flag: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{flag} {path} cannot be read as UTF-8 text ({error}); check the path") from None
+
+
+def _read_json(path: Path, flag: str) -> Any:
+    try:
+        return json.loads(_read_text(path, flag))
+    except ValueError as error:
+        raise UserError(f"{flag} {path} is not JSON ({error}); check the file") from None
+
+
+def default_prompt(model: Model) -> str:
+    """What the bundled model writes when nothing is asked. Raises UserError for another model."""
+    if model.defaults.prompt is None:
+        raise UserError("no prompt was given; add --prompt TEXT (- for standard input), --prompt-file or --messages")
+    return model.defaults.prompt
+
+
+def write(
+    model: Model, engine: Engine, request: Request, stop: list[str], *, echo: bool
+) -> tuple[Result, bool]:
+    """Generate, with the text on stdout as it comes when `echo`; returns the result and whether Ctrl-C ended it.
+
+    After Ctrl-C the result holds what had been written; its finish_reason is "interrupted".
+    """
+    pieces: list[Piece] = []
+    interrupted = False
+    try:
+        for piece in stream(model, engine, request, stop):
+            pieces.append(piece)
+            if echo:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        interrupted = True
+        if not pieces:
+            raise
+    if echo:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    last = pieces[-1]
+    return Result(
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+        prompt_ids=list(request.prompt),
+        finish_reason="interrupted" if interrupted else last.finish_reason or "",
+        statistics=replace(last.statistics, load_s=model.load_seconds),
+    ), interrupted
+
+
+def report(model: Model, request: Request, result: Result) -> dict[str, Any]:
+    """The object that --json prints."""
+    statistics = result.statistics
+    return {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "prompt_ids": result.prompt_ids,
+        "finish_reason": result.finish_reason,
+        "method": request.method,
+        "budget": request.budget if request.method == "ddtree" else stats.nodes_of(request.method, model.drafter),
+        "rounds": len(statistics.emitted_per_round),
+        "emitted_per_round": statistics.emitted_per_round,
+        "nodes_per_round": statistics.nodes_per_round,
+        "acceptance_length": statistics.acceptance_length,
+        "timings": {
+            "load_s": statistics.load_s,
+            "compile_s": statistics.compile_s,
+            "prefill_s": statistics.prefill_s,
+            "decode_s": statistics.decode_s,
+        },
+        "dtype": str(model.dtype),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the result depends on, and the device."""
+    return {
+        "jddtree": jddtree.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def version_line() -> str:
+    """What --version prints."""
+    return ", ".join(f"{name} {value}" for name, value in versions().items())
+
+
+def use_compile_cache(wanted: bool) -> None:
+    """Keep compiled programs in $XDG_CACHE_HOME/jddtree/xla (or ~/.cache), unless JAX_COMPILATION_CACHE_DIR says where."""
+    if not wanted:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "jddtree", "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class LoadBar:
+    """Progress bars in bytes on stderr, one per checkpoint."""
+
+    def __init__(self, silent: bool):
+        self.silent, self.name, self.bar = silent, "", None
+
+    def __enter__(self) -> "LoadBar":
+        return self
+
+    def update(self, name: str, done: int, total: int) -> None:
+        """Show that `done` of `total` bytes of the checkpoint `name` are loaded."""
+        if self.bar is None or name != self.name:
+            self.close()
+            self.name = name
+            self.bar = tqdm(desc=f"Loading {name}", total=total, unit="B", unit_scale=True, disable=self.silent)
+        self.bar.update(done - self.bar.n)
+
+    def close(self) -> None:
+        """End the bar being shown."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

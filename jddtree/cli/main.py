@@ -1,0 +1,131 @@
+"""The command line: parses before JAX is imported, and turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 something given cannot be used (`UserError`), 2 wrong usage, 130 Ctrl-C. A closed pipe is silent.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from jddtree.errors import UserError
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="Kimi K2.6 with DDTree speculative decoding in JAX. Without --target the bundled micro model runs.",
+)  # fmt: skip
+
+Group = lambda name: {"rich_help_panel": name}
+Target = Annotated[Path | None, typer.Option("--target", help="Folder of a Kimi K2.6 checkpoint. Default: the bundled micro model.")]
+Draft = Annotated[Path | None, typer.Option("--draft", help="Folder of a DFlash drafter for the target.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        from jddtree.cli.generate import version_line
+
+        typer.echo(version_line())
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions and the device.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command(help="Write text. The answer goes to stdout as rounds finish, progress and statistics to stderr.")
+def generate(
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; - reads standard input.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
+    prompt_ids: Annotated[Path | None, typer.Option(help="JSON file with a list of token ids, used as they are.")] = None,
+    messages: Annotated[Path | None, typer.Option(help="JSON file with a list of chat messages.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt itself, without the chat template.")] = False,
+    system_prompt: Annotated[str | None, typer.Option(help="System message put before the prompt.")] = None,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first. Default: the model's own.")
+    ] = None,
+    target: Target = None,
+    draft: Draft = None,
+    method: Annotated[
+        Literal["ar", "dflash", "ddtree"],
+        typer.Option(help="Plain decoding, the drafter's top-1 chain, or a best-first tree. The text is the same."),
+    ] = "ddtree",
+    budget: Annotated[int, typer.Option(help="Nodes of a tree, the root not counted.")] = 32,
+    top_k_cap: Annotated[int | None, typer.Option(help="Most candidates per draft slot. Default: as many as nodes.")] = None,
+    spine: Annotated[bool, typer.Option("--spine", help="Put the top-1 chain into every tree first.")] = False,
+    capacity: Annotated[
+        int | None, typer.Option(help="Compiled rows of the verify pass, root included. Default: fits the budget.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "--max-new-tokens", help="Most tokens to write.")] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens that reach this sum.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not end at the model's stop tokens.")] = False,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option(help="Compute type; auto is bfloat16 on an accelerator.")
+    ] = "auto",
+    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")] = None,
+    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per prefill call.")] = None,
+    rounds_per_dispatch: Annotated[int | None, typer.Option(help="Rounds between two looks at the result.")] = None,
+    kernels: Annotated[
+        Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
+    ] = "auto",
+    compile_cache: Annotated[
+        bool, typer.Option("--compile-cache/--no-compile-cache", help="Keep compiled programs in the user's cache folder.")
+    ] = True,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no statistics.")] = False,
+) -> None:
+    """See the help of the command."""
+    settings = dict(locals())
+    from jddtree.cli.generate import run
+
+    run(**settings)
+
+
+@app.command(help="Say what a checkpoint folder holds and how much memory it needs, from config.json and the index alone.")
+def inspect(
+    directory: Annotated[Path, typer.Argument(help="Folder of a target or a drafter.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """See the help of the command."""
+    from jddtree.cli.inspect import run
+
+    run(directory, json_output)
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(guarded(lambda: app(standalone_mode=False)))
+
+
+def guarded(command: Callable[[], object]) -> int:
+    """Run a command and return the exit code that its end means; see the module."""
+    try:
+        result = command()
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except typer.Exit as end:
+        return end.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; give it somewhere to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if show := getattr(error, "show", None):
+            show()
+            return error.exit_code
+        raise

@@ -1,0 +1,132 @@
+"""From checkpoint folders to a `Model`: configurations, weights on the device, tokenizer and chat template.
+
+Without folders the bundled micro pair is loaded: a small trained K2.6-shaped target and its drafter.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from converters.checkpoint import Report
+from converters.dflash import load_drafter
+from converters.kimi import load_target
+from jddtree.config import DrafterConfig, TargetConfig, check_pair, drafter_config, target_config
+from jddtree.errors import UserError
+from jddtree.models.parameters import Tree, nest
+from jddtree.text.chat import ChatTemplate
+from jddtree.text.stops import stop_ids
+from jddtree.text.tokenizer import Tokenizer
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """How a model likes to be asked where the caller does not say.
+
+    thinking: of the chat template. raw_prefix: ids put before a raw prompt. prompt: what to run when none is given, raw.
+    """
+
+    thinking: bool = True
+    raw_prefix: tuple[int, ...] = ()
+    prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A target with or without a drafter, ready to compile.
+
+    weights: {"target": tree, "drafter": tree} on the device; dtype: compute dtype; stop_ids: ids that end an answer.
+    """
+
+    target: TargetConfig
+    drafter: DrafterConfig | None
+    weights: Tree
+    dtype: jnp.dtype
+    tokenizer: Tokenizer
+    chat: ChatTemplate
+    stop_ids: tuple[int, ...]
+    defaults: Defaults
+    load_seconds: float
+    reports: tuple[Report, ...]
+
+
+def bundled(part: str) -> Path:
+    """Folder of the bundled "target" or "drafter"."""
+    return Path(str(files("jddtree") / "assets" / "micro" / part))
+
+
+def load(
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    *,
+    dtype: str = "auto",
+    with_drafter: bool = True,
+    latent_norm_eps: float | None = None,
+    drafter_options: dict[str, Any] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Model:
+    """Load a Kimi K2.6 checkpoint folder and a DFlash drafter folder.
+
+    target: None is the bundled micro pair. draft: None is the bundled drafter for the bundled target, else no drafter.
+    dtype: "float32", "bfloat16", or "auto" (bfloat16 on an accelerator). with_drafter: False leaves a drafter out.
+    latent_norm_eps, drafter_options: switches of `target_config` and `drafter_config`. progress: called with ("target" or
+    "drafter", bytes done, bytes in all).
+    Raises UserError for anything wrong with the folders, and for a drafter made for another target.
+    """
+    begun = time.perf_counter()
+    target_folder = bundled("target") if target is None else Path(target)
+    draft_folder = bundled("drafter") if draft is None and target is None else draft
+    compute = _dtype(dtype)
+    host = np.dtype(compute)
+    config = target_config(target_folder, latent_norm_eps=latent_norm_eps)
+    drafter = None
+    if with_drafter and draft_folder is not None:
+        drafter = drafter_config(Path(draft_folder), **(drafter_options or {}))
+        check_pair(config, drafter)
+    tokenizer = Tokenizer.from_directory(target_folder)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"{target_folder}: the tokenizer has {tokenizer.vocab_size} ids, but the model's vocab_size is "
+            f"{config.vocab_size}; use the files of one model"
+        )
+    report = lambda part: None if progress is None else lambda done, total: progress(part, done, total)
+    arrays, target_report = load_target(target_folder, config, host, progress=report("target"))
+    weights, reports = {"target": jax.device_put(nest(arrays))}, [target_report]
+    if drafter is not None:
+        arrays, drafter_report = load_drafter(Path(draft_folder), drafter, host, progress=report("drafter"))
+        weights["drafter"] = jax.device_put(nest(arrays))
+        reports.append(drafter_report)
+    return Model(
+        target=config,
+        drafter=drafter,
+        weights=jax.block_until_ready(weights),
+        dtype=compute,
+        tokenizer=tokenizer,
+        chat=ChatTemplate.from_directory(target_folder),
+        stop_ids=stop_ids(target_folder, tokenizer),
+        defaults=_bundled_defaults() if target is None else Defaults(),
+        load_seconds=time.perf_counter() - begun,
+        reports=tuple(reports),
+    )
+
+
+def _dtype(name: str) -> jnp.dtype:
+    if name == "auto":
+        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    if name not in DTYPES:
+        raise UserError(f"--dtype is {name!r}, but must be one of auto, {', '.join(DTYPES)}")
+    return jnp.dtype(DTYPES[name])
+
+
+def _bundled_defaults() -> Defaults:
+    values = json.loads((bundled("target").parent / "defaults.json").read_text(encoding="utf-8"))
+    return Defaults(values["thinking"], tuple(values["raw_prefix"]), values["prompt"])

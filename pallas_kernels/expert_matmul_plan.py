@@ -1,0 +1,73 @@
+"""Work list of the expert kernels, built on the device from router ids of any number, deterministically and without
+a sort.
+
+A tile is up to `tile` pairs (token, choice) of one expert; tiles stand in the order of their experts, so that an
+expert's second tile follows its first. The list has room for any routing: entries int32 [tiles * tile], entry t *
+tile + c for column c of tile t, expert << pair_bits | pair, where pair = token * k + choice, or -1 for no pair. The
+pairs of a tile come first; a tile whose first entry is -1 has no work.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Plan(NamedTuple):
+    """Static sizes of a work list."""
+
+    tokens: int
+    top_k: int
+    num_experts: int
+    tile: int
+
+    @property
+    def pairs(self) -> int:
+        return self.tokens * self.top_k
+
+    @property
+    def pair_bits(self) -> int:
+        return max(1, (self.pairs - 1).bit_length())
+
+    @property
+    def tiles(self) -> int:
+        """The most tiles that any routing needs: an expert wastes at most tile - 1 places, and no tile is empty."""
+        return min(self.pairs, (self.pairs + (self.tile - 1) * min(self.num_experts, self.pairs)) // self.tile)
+
+    def expert_of(self, entry: jax.Array) -> jax.Array:
+        return entry >> self.pair_bits
+
+    def pair_of(self, entry: jax.Array) -> jax.Array:
+        return entry & (2**self.pair_bits - 1)
+
+
+def make_plan(tokens: int, top_k: int, num_experts: int, tile: int) -> Plan:
+    """ValueError when expert and pair numbers do not fit one word."""
+    plan = Plan(tokens, top_k, num_experts, tile)
+    if num_experts << plan.pair_bits > 2**31:
+        raise ValueError(
+            f"{tokens} tokens of top {top_k} among {num_experts} experts do not fit 31-bit work list entries"
+        )
+    return plan
+
+
+def work_list(ids: jax.Array, routed: jax.Array, plan: Plan) -> jax.Array:
+    """ids int32 [T, k] and routed bool [T, k] -> entries int32 [tiles * tile]."""
+    expert = jnp.where(routed, ids, plan.num_experts).reshape(plan.pairs)
+    pair = jnp.arange(plan.pairs, dtype=jnp.int32)
+    entry = jnp.where(routed.reshape(plan.pairs), expert << plan.pair_bits | pair, -1)
+    if plan.tokens == 1:  # one token's choices share no expert
+        alone = jnp.arange(plan.tile)[None, :] == 0
+        return jnp.where(alone, entry[:, None], -1).reshape(-1)
+    place = _places(expert, pair, plan)
+    slots = jnp.arange(plan.tiles * plan.tile, dtype=jnp.int32)
+    return jnp.where(place[None, :] == slots[:, None], entry[None, :], -1).max(axis=1)
+
+
+def _places(expert: jax.Array, pair: jax.Array, plan: Plan) -> jax.Array:
+    """Where each pair stands in the list, by counting: earlier pairs of the same expert, tiles of smaller experts."""
+    earlier = (expert[None, :] == expert[:, None]) & (pair[None, :] < pair[:, None])
+    rank = earlier.sum(axis=1, dtype=jnp.int32)
+    starts_tile = (rank % plan.tile == 0) & (expert < plan.num_experts)
+    before = starts_tile[None, :] & (expert[None, :] < expert[:, None])
+    return before.sum(axis=1, dtype=jnp.int32) * plan.tile + rank

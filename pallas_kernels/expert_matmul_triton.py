@@ -1,0 +1,108 @@
+"""Routed INT4 experts as two Pallas-Triton kernels: gate+up, then down, one warp per program and no shared memory.
+
+  work list      entries of expert_matmul_plan.py (XLA)
+  gate+up        x, entries -> partial sums float32 [split, 2, T * k, I], row = pair (token * k + choice)
+  SiLU           h [T * k, I] in x.dtype = silu(gate) * up, partial sums added (XLA)
+  down           h, entries, routing weights -> [T * k, H] in x.dtype, each row times its weight
+  combine        the sum of a token's k rows, float32 (XLA)
+Sums run in a fixed order, so that results repeat bit for bit. Rows of pairs that are not routed are never written
+and never read. Operands are x.dtype: bfloat16 uses the tensor cores; float32 is for tests and small models.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.expert_matmul_down import down_kernel, streamed_down_kernel
+from pallas_kernels.expert_matmul_gate_up import gate_up_kernel
+from pallas_kernels.expert_matmul_layout import UNIT_ROWS, PackedExperts
+from pallas_kernels.expert_matmul_plan import Plan, make_plan, work_list
+from pallas_kernels.launch import ExpertLaunch
+from pallas_kernels.versions import triton_call
+
+RESIDENT_GROUPS = 8  # scale groups of h that one warp can hold in registers: 256 intermediate columns
+
+
+def expert_mlp_triton(
+    x: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+    routed: jax.Array,
+    experts: PackedExperts,
+    first_expert: jax.Array,
+    *,
+    num_experts: int,
+    launch: ExpertLaunch,
+    interpret: bool,
+) -> jax.Array:
+    """As expert_matmul.expert_mlp, with routed bool [T, k] for the ids that count. Returns float32 [T, H]."""
+    plan = make_plan(ids.shape[0], ids.shape[1], num_experts, launch.tile)
+    entries = work_list(ids, routed, plan)
+    first = first_expert.reshape(1)
+    partial = gate_up(x, experts, entries, first, plan, launch, interpret)
+    h = activate(partial).astype(x.dtype)
+    rows = down(h, weights.reshape(-1), experts, entries, first, plan, launch, interpret)
+    return combine(rows, routed)
+
+
+def gate_up(
+    x: jax.Array,
+    experts: PackedExperts,
+    entries: jax.Array,
+    first: jax.Array,
+    plan: Plan,
+    launch: ExpertLaunch,
+    interpret: bool,
+) -> jax.Array:
+    """Partial sums float32 [split, 2, T * k, I]: gate, then up."""
+    row_tiles = experts.gate_up.shape[1]
+    call = triton_call(
+        functools.partial(gate_up_kernel, plan=plan, split=launch.split, step_groups=launch.step_groups),
+        name="expert_gate_up",
+        grid=(row_tiles * launch.split, plan.tiles),
+        out=jax.ShapeDtypeStruct((launch.split, 2, plan.pairs, row_tiles * UNIT_ROWS), jnp.float32),
+        warps=launch.warps,
+        stages=launch.stages,
+        interpret=interpret,
+    )
+    return call(x, experts.gate_up, experts.gate_up_scale, entries, first)
+
+
+def activate(partial: jax.Array) -> jax.Array:
+    """Partial sums [split, 2, T * k, I] -> silu(gate) * up float32 [T * k, I]."""
+    both = partial.sum(axis=0)
+    return jax.nn.silu(both[0]) * both[1]
+
+
+def down(
+    h: jax.Array,
+    weights: jax.Array,
+    experts: PackedExperts,
+    entries: jax.Array,
+    first: jax.Array,
+    plan: Plan,
+    launch: ExpertLaunch,
+    interpret: bool,
+) -> jax.Array:
+    """[T * k, H] in h.dtype, each row times its routing weight."""
+    row_tiles, groups = experts.down.shape[1:3]
+    resident = groups <= RESIDENT_GROUPS and plan.tile == 8
+    call = triton_call(
+        functools.partial(
+            down_kernel if resident else streamed_down_kernel, plan=plan, row_tiles=row_tiles // launch.down_programs
+        ),
+        name="expert_down",
+        grid=(launch.down_programs, plan.tiles),
+        out=jax.ShapeDtypeStruct((plan.pairs, row_tiles * UNIT_ROWS), h.dtype),
+        warps=launch.warps,
+        stages=launch.stages,
+        interpret=interpret,
+    )
+    return call(h, weights, experts.down, experts.down_scale, entries, first)
+
+
+def combine(rows: jax.Array, routed: jax.Array) -> jax.Array:
+    """Rows [T * k, H] -> float32 [T, H], the sum of a token's routed rows in order of choice."""
+    by_choice = rows.reshape(*routed.shape, rows.shape[1]).astype(jnp.float32)
+    return jnp.where(routed[:, :, None], by_choice, 0.0).sum(axis=1)

@@ -1,0 +1,81 @@
+"""Everything that differs between the supported jax versions (0.10.2 to 0.12) or between a GPU and the interpreter.
+
+triton_call      pl.pallas_call on the Triton backend: the type of compiler_params selects it, in every version
+fma              a * b + c rounded once, which XLA's Triton does not contract by itself; the interpreter knows no
+inline PTX quiet_triton     context for lowering: jax 0.11 warns when a Pallas-Triton kernel is lowered, and a
+suite turns that into an error mosaic_supported whether plgpu.kernel has the form that the Mosaic kernels use
+cuda_target      context that describes an H200 to a lowering without a GPU (needed from 0.11 on)
+"""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
+TRITON_TARGET = "__gpu$xla.gpu.triton"
+MOSAIC_TARGET = "mosaic_gpu_v2"
+
+
+def triton_call(
+    kernel: Callable[..., None],
+    *,
+    name: str,
+    grid: tuple[int, ...],
+    out: jax.ShapeDtypeStruct,
+    warps: int,
+    stages: int,
+    interpret: bool,
+) -> Callable[..., jax.Array]:
+    """The kernel as a function of arrays; it gets each of them, and its one output, whole."""
+
+    def call(*operands: jax.Array) -> jax.Array:
+        return pl.pallas_call(
+            functools.partial(kernel, interpret=interpret),
+            grid=grid,
+            in_specs=[pl.no_block_spec] * len(operands),
+            out_specs=pl.no_block_spec,
+            out_shape=out,
+            interpret=interpret,
+            name=name,
+            compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
+        )(*operands)
+
+    return call
+
+
+def fma(a: jax.Array, b: jax.Array, c: jax.Array, interpret: bool) -> jax.Array:
+    """a * b + c, float32, inside a Triton kernel."""
+    if interpret:
+        return a * b + c
+    out = [jax.ShapeDtypeStruct(a.shape, a.dtype)]
+    return plt.elementwise_inline_asm(
+        "fma.rn.f32 $0, $1, $2, $3;", args=[a, b, c], constraints="=f,f,f,f", pack=1, result_shape_dtypes=out
+    )[0]
+
+
+@contextlib.contextmanager
+def quiet_triton() -> Iterator[None]:
+    """Lower and compile Pallas-Triton kernels without the deprecation warning of jax 0.11 and later."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+        yield
+
+
+def mosaic_supported() -> bool:
+    return JAX_VERSION >= (0, 11)
+
+
+def cuda_target(kind: str = "NVIDIA H200", cores: int = 132) -> contextlib.AbstractContextManager[Any]:
+    """Lower for this GPU on a machine without one."""
+    if JAX_VERSION < (0, 11):
+        return contextlib.nullcontext()
+    from jax.sharding import AbstractDevice, AbstractMesh
+
+    device = AbstractDevice(kind, cores, "gpu")
+    return jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("device",), abstract_device=device))
