@@ -2,7 +2,8 @@
 
 Three levels, each on top of the next:
 * text: `load`, then `generate` (a string in, a `Result` out) or `stream` (pieces as rounds finish);
-* ids: `Request`, `compile_engine` and `Engine.start` / `Engine.run`, token ids in and out, a dispatch of rounds at a time;
+* ids: `Request`, `compile_engine` and `Engine.start` / `Engine.run`, token ids in and out, a dispatch of rounds at a
+time;
 * arrays: `jddtree.decoding.rounds`, the pure functions `prefill` and `run_rounds` that the engine compiles.
 Names are imported when first used, so that `import jddtree` does not start JAX.
 """

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from jddtree.decoding import generate as generation
-from jddtree.decoding.engine import Engine, Request, check_request
-from jddtree.decoding.generate import Piece, Result, compile_engine, default_capacity
+from jddtree.decoding.engine import Engine, Request, check_program, check_request
+from jddtree.decoding.generate import Piece, Result, compile_engine, default_capacity, program_for
 from jddtree.errors import UserError
 from jddtree.loading import Model
+from jddtree.text.messages import check_messages
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 
@@ -35,11 +36,12 @@ def prompt_ids(
         return [*model.defaults.raw_prefix, *model.tokenizer.encode(prompt)]
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    if all(type(item) is int for item in prompt):
+    if isinstance(prompt, list | tuple) and all(type(item) is int for item in prompt):
         return list(prompt)
-    messages = list(prompt)
+    messages = prompt
     if system_prompt is not None:
-        messages = [{"role": "system", "content": system_prompt}, *messages]
+        check_messages(prompt)
+        messages = [{"role": "system", "content": system_prompt}, *prompt]
     return model.chat.encode(model.tokenizer, messages, thinking=thinking, tools=tools)
 
 
@@ -68,11 +70,14 @@ def prepare(
         raise UserError(f"unknown option for a request: {error}") from None
     if made.method != "ar" and model.drafter is None:
         raise UserError(f"method {made.method!r} needs a drafter, but none is loaded; give --draft DIR or --method ar")
-    if engine is None:
-        shapes = default_capacity(model, made, **(capacity or {}))
-        engine = compile_engine(model, shapes, kernels)
-    check_request(engine.program, made)
-    return engine, made
+    if engine is not None:
+        return engine, made
+    shapes = default_capacity(model, made, **(capacity or {}))
+    # Before compiling, which takes seconds to minutes.
+    program = program_for(model, shapes, kernels)
+    check_program(program)
+    check_request(program, made)
+    return compile_engine(model, shapes, kernels), made
 
 
 def stream(model: Model, prompt: Prompt, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:

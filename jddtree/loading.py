@@ -32,7 +32,8 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 class Defaults:
     """How a model likes to be asked where the caller does not say.
 
-    thinking: of the chat template. raw_prefix: ids put before a raw prompt. prompt: what to run when none is given, raw.
+    thinking: of the chat template. raw_prefix: ids put before a raw prompt. prompt: what to run when none is given,
+    raw.
     """
 
     thinking: bool = True
@@ -78,8 +79,8 @@ def load(
 
     target: None is the bundled micro pair. draft: None is the bundled drafter for the bundled target, else no drafter.
     dtype: "float32", "bfloat16", or "auto" (bfloat16 on an accelerator). with_drafter: False leaves a drafter out.
-    latent_norm_eps, drafter_options: switches of `target_config` and `drafter_config`. progress: called with ("target" or
-    "drafter", bytes done, bytes in all).
+    latent_norm_eps, drafter_options: switches of `target_config` and `drafter_config`. progress: called with ("target"
+    or "drafter", bytes done, bytes in all).
     Raises UserError for anything wrong with the folders, and for a drafter made for another target.
     """
     begun = time.perf_counter()

@@ -22,7 +22,9 @@ def _prompt(statistics: Statistics) -> str:
 def _generation(statistics: Statistics) -> str:
     decoded = sum(statistics.emitted_per_round)
     speed = decoded / max(statistics.decode_s, 1e-9)
-    return f"Generation: {statistics.generated_tokens} tokens, {speed:.1f} tokens/s (compile {statistics.compile_s:.1f} s)"
+    return (
+        f"Generation: {statistics.generated_tokens} tokens, {speed:.1f} tokens/s (compile {statistics.compile_s:.1f} s)"
+    )
 
 
 def _speculation(method: str, statistics: Statistics) -> str:

@@ -8,13 +8,16 @@
                 x, ids and weights hold
   experts       PackedExperts (expert_matmul_layout.py); its leading axis may hold the experts of many layers
   first_expert  int32 scalar, traced: where this layer begins on that axis
-Returns [T, H] in out_dtype (None: x.dtype; float32 for partial sums that are still to be reduced over ranks); sums are
-float32. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
+Returns [T, H] in out_dtype (None: x.dtype; float32 for partial sums that are still to be reduced over ranks); sums
+are float32. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
 into the float32 sum of a group instead, which is more exact.
 
-implementation: "xla" plain JAX on any device, "pallas" the Pallas-Triton kernels (bfloat16 operands), None "pallas"
+implementation: "xla" plain JAX on any device, "pallas" the Pallas-Triton kernels, "mosaic" the
+Hopper ones (bfloat16 only), None "pallas"
 on a GPU and "xla" elsewhere. ValueError: shapes or dtypes that do not fit together, with both values.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +27,11 @@ from pallas_kernels.expert_matmul_layout import PackedExperts, check_packed
 from pallas_kernels.expert_matmul_triton import expert_mlp_triton
 from pallas_kernels.expert_matmul_xla import expert_mlp_xla
 from pallas_kernels.launch import expert_launch
+from pallas_kernels.versions import mosaic_supported
 
 __all__ = ["IMPLEMENTATIONS", "PackedExperts", "expert_mlp"]
 
-IMPLEMENTATIONS = ("xla", "pallas")
+IMPLEMENTATIONS = ("xla", "pallas", "mosaic")
 
 
 def expert_mlp(
@@ -56,9 +60,20 @@ def expert_mlp(
     elif implementation == "pallas":
         interpret = not on_gpu if interpret is None else interpret
         out = expert_mlp_triton(*operands, num_experts=num_experts, launch=launch, interpret=interpret)
+    elif implementation == "mosaic":
+        out = _mosaic()(*operands, num_experts=num_experts, launch=launch)
     else:
         raise ValueError(f"implementation must be None or one of {IMPLEMENTATIONS}, got {implementation!r}")
     return lax.optimization_barrier(out.astype(out_dtype or x.dtype))
+
+
+def _mosaic() -> Callable[..., jax.Array]:
+    """Imported on use: jax's Mosaic modules need absl, which jax does not declare."""
+    if not mosaic_supported():
+        raise ValueError(f"implementation 'mosaic' needs jax 0.11 or later, this is {jax.__version__}")
+    from pallas_kernels.expert_matmul_mosaic import expert_mlp_mosaic
+
+    return expert_mlp_mosaic
 
 
 def _check(

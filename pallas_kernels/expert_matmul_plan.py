@@ -1,10 +1,9 @@
-"""Work list of the expert kernels, built on the device from router ids of any number, deterministically and without
-a sort.
+"""Work list of the expert kernels: built on the device from router ids, deterministic, and without a sort.
 
-A tile is up to `tile` pairs (token, choice) of one expert; tiles stand in the order of their experts, so that an
-expert's second tile follows its first. The list has room for any routing: entries int32 [tiles * tile], entry t *
-tile + c for column c of tile t, expert << pair_bits | pair, where pair = token * k + choice, or -1 for no pair. The
-pairs of a tile come first; a tile whose first entry is -1 has no work.
+A tile is up to `tile` pairs (token, choice) of one expert. Tiles stand in the order of their experts, so that an
+expert's second tile follows its first. The list has room for any routing: int32 [tiles * tile], where place
+t * tile + c is column c of tile t and holds expert << pair_bits | pair (pair = token * k + choice), or -1 for no pair.
+The pairs of a tile come first; a tile whose first place is -1 has no work.
 """
 
 from typing import NamedTuple

@@ -1,15 +1,12 @@
 """Launch table of the expert kernels: how the work is cut, by GPU generation and number of token rows.
 
-The figures are for one rank of eight of K2.6 (hidden 7168, 256 intermediate columns, 8 row tiles in gate and up);
-`fit` adapts them to other sizes. Only sm_90 (H200) was tuned. What the entries follow from (docs/kernels.md has the
-measurements):
-  * one warp per program and no shared memory, so a generation differs in bandwidth and multiprocessors only;
-  * about 16 programs fit a multiprocessor, so split * tiles * row tiles should be several times 16 *
-  multiprocessors, and not just
-    above a whole number of waves; with few rows that needs a large split, with many a small one saves partial sums;
-  * down keeps its activations in registers, so fewer, longer programs win once there are enough to fill the card;
-  * a tile of 16 tokens halves the work per weight where an expert has more than eight, and costs registers where it
-  has not.
+The figures are for one rank of eight of K2.6 (hidden 7168, 256 intermediate columns, so 8 row tiles in gate and up);
+`fit` adapts them to other sizes. Only sm_90 was tuned, on an H200. What the entries follow from:
+  * one warp per program and no shared memory: generations differ in bandwidth and multiprocessors only;
+  * about 16 programs fit a multiprocessor, so tiles * row tiles * split should be several times 16 * multiprocessors,
+    and not just above a whole number of waves: a large split for few rows, a small one (fewer partial sums) for many;
+  * down keeps its activations in registers: once there are enough programs to fill the card, fewer and longer ones win;
+  * a tile of 16 tokens halves the work per weight where an expert has more than eight, and costs registers elsewhere.
 """
 
 import functools
@@ -33,6 +30,9 @@ class ExpertLaunch:
     step_groups: int = 2  # scale groups loaded ahead as one step in gate and up
     warps: int = 1
     stages: int = 1
+    mosaic_split: int = 4  # the same cut for the Mosaic kernels, whose programs own 256 rows
+    mosaic_down_programs: int = 7
+    mosaic_stages: int = 4  # slots of 18 KB in their ring
     implementation: str = "pallas"  # what implementation=None means
 
 

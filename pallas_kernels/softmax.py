@@ -27,7 +27,8 @@ def empty(rows: tuple[int, ...], size: int) -> Partial:
 def add_keys(partial: Partial, scores: jax.Array, weigh: Callable[[jax.Array], jax.Array]) -> Partial:
     """Add keys with `scores` (float32 [..., rows, keys], -inf where masked).
 
-    weigh: maps weights [..., rows, keys] to their sum over the keys' values [..., rows, D]; masked values must be finite.
+    weigh: maps weights [..., rows, keys] to their sum over the keys' values [..., rows, D]; masked values must be
+    finite.
     """
     maximum = jnp.maximum(partial.maximum, scores.max(-1))
     finite = jnp.where(jnp.isneginf(maximum), 0.0, maximum)

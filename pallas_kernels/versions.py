@@ -1,10 +1,10 @@
-"""Everything that differs between the supported jax versions (0.10.2 to 0.12) or between a GPU and the interpreter.
+"""What differs between the supported jax versions (0.10.2 to 0.12), or between a GPU and the interpreter.
 
-triton_call      pl.pallas_call on the Triton backend: the type of compiler_params selects it, in every version
-fma              a * b + c rounded once, which XLA's Triton does not contract by itself; the interpreter knows no
-inline PTX quiet_triton     context for lowering: jax 0.11 warns when a Pallas-Triton kernel is lowered, and a
-suite turns that into an error mosaic_supported whether plgpu.kernel has the form that the Mosaic kernels use
-cuda_target      context that describes an H200 to a lowering without a GPU (needed from 0.11 on)
+triton_call       pl.pallas_call on the Triton backend, which the type of compiler_params selects in every version
+fma               a * b + c rounded once; XLA's Triton does not contract it, and the interpreter has no inline PTX
+quiet_triton      context for lowering: from 0.11 on jax warns whenever a Pallas-Triton kernel is lowered
+mosaic_supported  whether plgpu.kernel has the form that the Mosaic kernels use
+cuda_target       context that describes a GPU to a lowering on a machine without one (needed from 0.11 on)
 """
 
 import contextlib

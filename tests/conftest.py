@@ -1,11 +1,15 @@
-"""Strict JAX settings for every test, eight CPU devices, and where the reference data is."""
+"""Strict JAX settings for every test, eight CPU devices, where the reference data is, and the engines that tests
+share.
+"""
 
 import os
 from pathlib import Path
 
 import pytest
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Level 1 halves the compile time and runs as fast.
+FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax  # noqa: E402
@@ -18,7 +22,11 @@ SHARED = ROOT.parent / "shared"
 
 
 def golden_ref() -> Path:
-    """Folder of the reference arrays: ../shared/golden/ref, else the copy bundled with the tests."""
+    """Folder of the reference arrays: $JDDTREE_GOLDEN, else ../shared/golden/ref, else the copy bundled with the
+    tests.
+    """
+    if given := os.environ.get("JDDTREE_GOLDEN"):
+        return Path(given)
     shared = SHARED / "golden" / "ref"
     return shared if shared.is_dir() else ROOT / "tests" / "golden"
 
@@ -43,3 +51,45 @@ def official_dir() -> Path | None:
 def golden() -> Path:
     """See `golden_ref`."""
     return golden_ref()
+
+
+@pytest.fixture(scope="session")
+def pair() -> Pair:
+    """The micro pair in float32, with the eps of the reference arrays."""
+    return load_pair(np.float32)
+
+
+@pytest.fixture(scope="session")
+def engines(pair: Pair) -> Callable[..., Engine]:
+    """A function that gives the engine of a capacity, compiled once in the session; its argument are Capacity's
+    fields.
+    """
+    made: dict[Capacity, Engine] = {}
+
+    def engine(**fields: int) -> Engine:
+        capacity = Capacity(**fields)
+        if capacity not in made:
+            made[capacity] = pair.engine(capacity)
+        return made[capacity]
+
+    return engine
+
+
+@pytest.fixture(scope="session")
+def small(engines) -> Engine:
+    """Four sequences, the smallest useful tree, chunks and contexts that short prompts fill."""
+    return engines(**SMALL)
+
+
+@pytest.fixture(scope="session")
+def wide(pair: Pair) -> tuple[Engine, list[str]]:
+    """Seven sequences and trees of up to 64 nodes, and the compilations that making it took."""
+    with compilations() as events:
+        engine = pair.engine(Capacity(**WIDE))
+    return engine, list(events)
+
+
+@pytest.fixture(scope="session")
+def cases() -> list[dict[str, Any]]:
+    """The reference's decoding traces."""
+    return json.loads((golden_ref() / "traces.json").read_text(encoding="utf-8"))["cases"]

@@ -190,6 +190,8 @@ def test_target_fields_that_must_be_there(tmp_path: Path, name: str) -> None:
         ({"scoring_func": "softmax"}, ["'softmax', but the router needs 'sigmoid'"]),
         ({"topk_method": "greedy"}, ["'greedy', but the router needs 'noaux_tc'"]),
         ({"n_group": 8}, ["n_group' is 8, but the router (one group of experts) needs 1"]),
+        ({"n_group": True}, ["n_group' is True, but the router"]),
+        ({"attention_bias": 0}, ["attention_bias' is 0, but the attention needs False"]),
         ({"topk_group": 4}, ["topk_group' is 4, but the router"]),
         ({"moe_layer_freq": 2}, ["moe_layer_freq' is 2, but the layer loop needs 1"]),
         ({"attention_bias": True}, ["attention_bias' is True, but the attention needs False"]),

@@ -74,7 +74,9 @@ def run(
 def read_prompt(
     prompt: str | None, prompt_file: Path | None, prompt_ids: Path | None, messages: Path | None
 ) -> Prompt | None:
-    """The prompt from whichever one source was given, None without any. Raises UserError for two, or an unreadable one."""
+    """The prompt from whichever one source was given, None without any. Raises UserError for two, or an unreadable
+    one.
+    """
     sources = {"--prompt": prompt, "--prompt-file": prompt_file, "--prompt-ids": prompt_ids, "--messages": messages}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
@@ -114,9 +116,7 @@ def default_prompt(model: Model) -> str:
     return model.defaults.prompt
 
 
-def write(
-    model: Model, engine: Engine, request: Request, stop: list[str], *, echo: bool
-) -> tuple[Result, bool]:
+def write(model: Model, engine: Engine, request: Request, stop: list[str], *, echo: bool) -> tuple[Result, bool]:
     """Generate, with the text on stdout as it comes when `echo`; returns the result and whether Ctrl-C ended it.
 
     After Ctrl-C the result holds what had been written; its finish_reason is "interrupted".
@@ -187,7 +187,9 @@ def version_line() -> str:
 
 
 def use_compile_cache(wanted: bool) -> None:
-    """Keep compiled programs in $XDG_CACHE_HOME/jddtree/xla (or ~/.cache), unless JAX_COMPILATION_CACHE_DIR says where."""
+    """Keep compiled programs in $XDG_CACHE_HOME/jddtree/xla (or ~/.cache), unless JAX_COMPILATION_CACHE_DIR says
+    where.
+    """
     if not wanted:
         jax.config.update("jax_enable_compilation_cache", False)
         return

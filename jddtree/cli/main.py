@@ -1,6 +1,7 @@
 """The command line: parses before JAX is imported, and turns errors into one line and an exit code.
 
-Exit codes: 0 done, 1 something given cannot be used (`UserError`), 2 wrong usage, 130 Ctrl-C. A closed pipe is silent.
+Exit codes: 0 done, 1 something given cannot be used (`UserError`), 2 wrong usage, 130 Ctrl-C. A closed pipe ends the
+command silently, with 1.
 """
 
 import os
@@ -18,9 +19,18 @@ app = typer.Typer(
     help="Kimi K2.6 with DDTree speculative decoding in JAX. Without --target the bundled micro model runs.",
 )  # fmt: skip
 
-Group = lambda name: {"rich_help_panel": name}
-Target = Annotated[Path | None, typer.Option("--target", help="Folder of a Kimi K2.6 checkpoint. Default: the bundled micro model.")]
+bench = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Measure: a table, then one JSON object as the last line."
+)
+app.add_typer(bench, name="bench")
+
+Target = Annotated[
+    Path | None, typer.Option("--target", help="Folder of a Kimi K2.6 checkpoint. Default: the bundled micro model.")
+]
 Draft = Annotated[Path | None, typer.Option("--draft", help="Folder of a DFlash drafter for the target.")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16"], typer.Option(help="Compute type; auto is bfloat16 on an accelerator.")
+]
 
 
 def _version(value: bool) -> None:
@@ -44,12 +54,15 @@ def options(
 def generate(
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; - reads standard input.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
-    prompt_ids: Annotated[Path | None, typer.Option(help="JSON file with a list of token ids, used as they are.")] = None,
+    prompt_ids: Annotated[
+        Path | None, typer.Option(help="JSON file with a list of token ids, used as they are.")
+    ] = None,
     messages: Annotated[Path | None, typer.Option(help="JSON file with a list of chat messages.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt itself, without the chat template.")] = False,
     system_prompt: Annotated[str | None, typer.Option(help="System message put before the prompt.")] = None,
     thinking: Annotated[
-        bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first. Default: the model's own.")
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="Let the model think first. Default: the model's own."),
     ] = None,
     target: Target = None,
     draft: Draft = None,
@@ -58,20 +71,24 @@ def generate(
         typer.Option(help="Plain decoding, the drafter's top-1 chain, or a best-first tree. The text is the same."),
     ] = "ddtree",
     budget: Annotated[int, typer.Option(help="Nodes of a tree, the root not counted.")] = 32,
-    top_k_cap: Annotated[int | None, typer.Option(help="Most candidates per draft slot. Default: as many as nodes.")] = None,
+    top_k_cap: Annotated[
+        int | None, typer.Option(help="Most candidates per draft slot. Default: as many as nodes.")
+    ] = None,
     spine: Annotated[bool, typer.Option("--spine", help="Put the top-1 chain into every tree first.")] = False,
     capacity: Annotated[
         int | None, typer.Option(help="Compiled rows of the verify pass, root included. Default: fits the budget.")
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "--max-new-tokens", help="Most tokens to write.")] = 256,
-    temperature: Annotated[float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")
+    ] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens that reach this sum.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not end at the model's stop tokens.")] = False,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"], typer.Option(help="Compute type; auto is bfloat16 on an accelerator.")
-    ] = "auto",
+    dtype: Dtype = "auto",
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per prefill call.")] = None,
     rounds_per_dispatch: Annotated[int | None, typer.Option(help="Rounds between two looks at the result.")] = None,
@@ -79,7 +96,8 @@ def generate(
         Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
     ] = "auto",
     compile_cache: Annotated[
-        bool, typer.Option("--compile-cache/--no-compile-cache", help="Keep compiled programs in the user's cache folder.")
+        bool,
+        typer.Option("--compile-cache/--no-compile-cache", help="Keep compiled programs in the user's cache folder."),
     ] = True,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no statistics.")] = False,
@@ -91,7 +109,9 @@ def generate(
     run(**settings)
 
 
-@app.command(help="Say what a checkpoint folder holds and how much memory it needs, from config.json and the index alone.")
+@app.command(
+    help="Say what a checkpoint folder holds and how much memory it needs, from config.json and the index alone."
+)
 def inspect(
     directory: Annotated[Path, typer.Argument(help="Folder of a target or a drafter.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -100,6 +120,24 @@ def inspect(
     from jddtree.cli.inspect import run
 
     run(directory, json_output)
+
+
+@bench.command("generate", help="Rounds, acceptance length and speed of ar, dflash and ddtree over a set of prompts.")
+def bench_generate(
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 12 bundled ones.")
+    ] = None,
+    budgets: Annotated[str, typer.Option(help="Tree sizes to measure.")] = "8,16,32,64",
+    max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 97,
+    dtype: Dtype = "auto",
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> None:
+    """See the help of the command."""
+    from jddtree.cli.bench import run_generate
+
+    run_generate(target, draft, prompts, budgets, max_tokens, dtype, output)
 
 
 def main() -> None:
@@ -123,7 +161,7 @@ def guarded(command: Callable[[], object]) -> int:
     except BrokenPipeError:
         # Python flushes stdout once more at exit; give it somewhere to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1
     except Exception as error:
         if show := getattr(error, "show", None):
             show()

@@ -18,7 +18,7 @@ from jddtree.config import check_pair
 from jddtree.decoding import rounds
 from jddtree.decoding.rounds import Chunk, Program
 from jddtree.decoding.sampling import Sampling
-from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, RUNNING, STOP_IDS, Controls, State, initial_state
+from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, STOP_IDS, Controls, State, initial_state
 from jddtree.decoding.tree import Shape
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree
@@ -30,9 +30,10 @@ METHODS = ("ar", "dflash", "ddtree")
 class Request:
     """One sequence to decode. Everything here is data: nothing compiles when it changes.
 
-    prompt: token ids. method: "ar" (no draft), "dflash" (the top-1 chain) or "ddtree". budget: nodes per round beside the
-    root, for "ddtree". top_k_cap: candidates per slot, None for all compiled ones. spine: put the top-1 chain first.
-    temperature 0 is greedy; top_p 1 keeps everything. sequence: tells samples with one seed apart. stop_ids: at most 16.
+    prompt: token ids. method: "ar" (no draft), "dflash" (the top-1 chain) or "ddtree". budget: nodes per round beside
+    the root, for "ddtree". top_k_cap: candidates per slot, None for all compiled ones. spine: put the top-1 chain
+    first. temperature 0 is greedy; top_p 1 keeps everything. sequence: tells samples with one seed apart. stop_ids: at
+    most 16.
     """
 
     prompt: Sequence[int]
@@ -49,8 +50,8 @@ class Request:
 
 
 class Dispatch(NamedTuple):
-    """What one dispatch of rounds gave: tokens[b] is the list of ids that each round emitted for sequence b, nodes[b] the
-    nodes that each used; finish[b] is None while the sequence runs, else "stop", "length" or "context".
+    """What one dispatch of rounds gave: tokens[b] is the list of ids that each round emitted for sequence b, nodes[b]
+    the nodes that each used; finish[b] is None while the sequence runs, else "stop", "length" or "context".
     """
 
     tokens: list[list[list[int]]]
@@ -78,7 +79,9 @@ class Engine:
         flags = jax.ShapeDtypeStruct((batch,), jnp.bool_)
         counts = jax.ShapeDtypeStruct((batch,), jnp.int32)
         tokens = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
-        self._prefill = _compile(rounds.prefill, self.program, self.weights, state, controls, Chunk(tokens, counts, flags))
+        self._prefill = _compile(
+            rounds.prefill, self.program, self.weights, state, controls, Chunk(tokens, counts, flags)
+        )
         self._rounds = _compile(rounds.run_rounds, self.program, self.weights, state, controls)
         self.compile_seconds = time.perf_counter() - begun
 
@@ -97,22 +100,26 @@ class Engine:
     def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
         """Prefill one request per sequence (None leaves it idle) into a new state.
 
-        Returns the state, the controls, the first token of each sequence as a list of at most one id, and finish reasons.
-        Raises UserError for a request that does not fit the compiled capacity.
+        Returns the state, the controls, the first token of each sequence as a list of at most one id, and finish
+        reasons. Raises UserError for a request that does not fit the compiled capacity.
         """
         return self.admit(self._new_state(), requests)
 
     def admit(
         self, state: State, requests: Sequence[Request | None], controls: Controls | None = None
     ) -> tuple[State, Controls, list[list[int]], list[str | None]]:
-        """Prefill requests into the given sequences of a state; those with None keep running (their controls must be given)."""
+        """Prefill requests into the given sequences of a state; those with None keep running (their controls must be
+        given).
+        """
         for request in requests:
             if request is not None:
                 check_request(self.program, request)
         fresh = np.array([request is not None for request in requests])
         new = self.controls(requests)
         if controls is not None:
-            new = jax.tree.map(lambda old, new: np.where(fresh.reshape(-1, *[1] * (new.ndim - 1)), new, old), controls, new)
+            new = jax.tree.map(
+                lambda old, new: np.where(fresh.reshape(-1, *[1] * (new.ndim - 1)), new, old), controls, new
+            )
         state = state._replace(
             length=_where(fresh, 0, state.length),
             emitted=_where(fresh, 0, state.emitted),
@@ -208,6 +215,9 @@ def _where(fresh: np.ndarray, value: int, old: jax.Array) -> jax.Array:
 def check_program(program: Program) -> None:
     """Raise UserError when the compiled capacity cannot work."""
     capacity, target = program.capacity, program.target
+    for name in ("sequences", "rounds", "chunk"):
+        if (value := getattr(capacity, name)) < 1:
+            raise UserError(f"the capacity's {name} is {value}, but must be at least 1")
     if program.drafter is None:
         if capacity.rows != 1:
             raise UserError(f"capacity is {capacity.rows} rows without a drafter, but then it is 1; give --draft")
@@ -240,10 +250,12 @@ def check_request(program: Program, request: Request) -> None:
         )
     if bad := [token for token in prompt if not 0 <= token < vocabulary]:
         raise UserError(f"the prompt holds token id {bad[0]}, but this target's ids are 0 to {vocabulary - 1}")
-    if request.max_tokens < 1:
-        raise UserError(f"--max-tokens is {request.max_tokens}, but must be at least 1")
+    if not 1 <= request.max_tokens < 2**31:
+        raise UserError(f"--max-tokens is {request.max_tokens}, but must be 1 to {2**31 - 1}")
     if request.method != "ar" and program.drafter is None:
-        raise UserError(f"method {request.method!r} needs a drafter, but none was given; add --draft DIR or use --method ar")
+        raise UserError(
+            f"method {request.method!r} needs a drafter, but none was given; add --draft DIR or use --method ar"
+        )
     if request.method == "ddtree" and not 0 <= request.budget < capacity.rows:
         raise UserError(
             f"the budget is {request.budget} nodes, but the capacity of {capacity.rows} rows allows 0 to "
@@ -261,5 +273,3 @@ def check_request(program: Program, request: Request) -> None:
         )
     if len(request.stop_ids) > STOP_IDS:
         raise UserError(f"{len(request.stop_ids)} stop token ids were given, but at most {STOP_IDS} fit")
-
-

@@ -86,11 +86,16 @@ def default_capacity(model: Model, request: Request, **changes: int) -> Capacity
     return Capacity(**{"rows": rows, "candidates": candidates, "context": context, **given})
 
 
+def program_for(model: Model, capacity: Capacity, kernels: str | None = None) -> Program:
+    """What to compile for a capacity; without room for a node the drafter is left out."""
+    return Program(model.target, model.drafter if capacity.rows > 1 else None, capacity, kernels)
+
+
 def compile_engine(model: Model, capacity: Capacity, kernels: str | None = None) -> Engine:
-    """Compile prefill and rounds for a capacity; without room for a node the drafter is left out."""
-    drafter = model.drafter if capacity.rows > 1 else None
-    weights = model.weights if drafter else {"target": model.weights["target"]}
-    return Engine(Program(model.target, drafter, capacity, kernels), weights, model.dtype)
+    """Compile prefill and rounds for a capacity. Raises UserError when the capacity cannot work."""
+    program = program_for(model, capacity, kernels)
+    weights = model.weights if program.drafter else {"target": model.weights["target"]}
+    return Engine(program, weights, model.dtype)
 
 
 def stream_batch(

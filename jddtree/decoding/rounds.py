@@ -16,7 +16,6 @@ from jddtree.decoding.sampling import choose
 from jddtree.decoding.state import (
     BROKEN,
     CONTEXT,
-    IDLE,
     LENGTH,
     RUNNING,
     STOP,
@@ -35,7 +34,9 @@ from pallas_kernels.tree_attention import causal_words
 
 @dataclass(frozen=True)
 class Program:
-    """Everything that is fixed when the round is compiled. kernels: implementation of the kernels, None for the best."""
+    """Everything that is fixed when the round is compiled. kernels: implementation of the kernels, None for the
+    best.
+    """
 
     target: TargetConfig
     drafter: DrafterConfig | None
@@ -49,7 +50,9 @@ class Program:
 
 
 class Record(NamedTuple):
-    """What the host learns of one round: tokens int32 [B, block], -1 past the emitted ones; emitted, nodes int32 [B]."""
+    """What the host learns of one round: tokens int32 [B, block], -1 past the emitted ones; emitted, nodes int32
+    [B].
+    """
 
     tokens: jax.Array
     emitted: jax.Array
@@ -118,7 +121,9 @@ def one_round(models: Models, state: State, controls: Controls) -> tuple[State, 
     tokens = jnp.take_along_axis(choices, path, axis=1)
     state, emitted = commit(models, state, controls, scored, path, accepted, tokens, finite.all(1))
     shown = jnp.arange(models.program.block)[None] < emitted[:, None]
-    return state, Record(jnp.where(shown, tokens, -1), emitted, tree.valid.sum(1, dtype=jnp.int32) - running.astype(jnp.int32))
+    return state, Record(
+        jnp.where(shown, tokens, -1), emitted, tree.valid.sum(1, dtype=jnp.int32) - running.astype(jnp.int32)
+    )
 
 
 def propose(models: Models, state: State, controls: Controls, running: jax.Array) -> Tree:
@@ -166,8 +171,8 @@ def commit(
 ) -> tuple[State, jax.Array]:
     """Keep what the target agreed with, cut at a stop token or a limit; returns the state and tokens emitted int32 [B].
 
-    path int32 [B, block]: accepted rows; accepted int32 [B]: how many; tokens int32 [B, block]: the target's choice after
-    each; finite bool [B]. The last emitted token becomes the root; the rows before it enter the caches.
+    path int32 [B, block]: accepted rows; accepted int32 [B]: how many; tokens int32 [B, block]: the target's choice
+    after each; finite bool [B]. The last emitted token becomes the root; the rows before it enter the caches.
     """
     running = state.finish == RUNNING
     count, finish = cut(models.program, state, controls, tokens, jnp.where(running & finite, accepted, 0))
@@ -201,7 +206,7 @@ def cut(
     """
     stops = (tokens[:, :, None] == controls.stop_ids[:, None, :]).any(-1)
     first_stop = jnp.where(stops.any(1), jnp.argmax(stops, axis=1), tokens.shape[1]).astype(jnp.int32)
-    left = controls.max_tokens - state.emitted
+    left = jnp.maximum(controls.max_tokens - state.emitted, 0)
     room = program.capacity.context - 1 - state.length
     count = jnp.minimum(jnp.minimum(accepted, first_stop + 1), jnp.minimum(left, room))
     finish = jnp.where(count >= room, CONTEXT, RUNNING)
@@ -245,12 +250,3 @@ def first_token(models: Models, state: State, controls: Controls, scored: Scored
         emitted=jnp.where(chunk.last, one, state.emitted),
         finish=jnp.where(chunk.last, finish, state.finish),
     )
-
-
-def admit(state: State, fresh: jax.Array) -> State:
-    """Empty the sequences in `fresh` bool [B], ready for a new prompt; their caches need no clearing."""
-    clear = lambda values, empty: jnp.where(fresh, empty, values)
-    return state._replace(
-        root=clear(state.root, 0), length=clear(state.length, 0), emitted=clear(state.emitted, 0),
-        finish=clear(state.finish, IDLE),
-    )  # fmt: skip

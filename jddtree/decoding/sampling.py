@@ -1,8 +1,8 @@
 """The target's choice at each row: argmax at temperature 0, position-keyed Gumbel noise above.
 
-argmax(logits / T + g) with g Gumbel is a sample of softmax(logits / T). The noise of a token depends on (seed, sequence,
-absolute position) alone, so the choice after a prefix is the same in whatever tree, batch or method it is made; that
-makes verification by match lossless.
+argmax(logits / T + g) with g Gumbel is a sample of softmax(logits / T). The noise of a token depends on (seed,
+sequence, absolute position) alone, so the choice after a prefix is the same in whatever tree, batch or method it is
+made; that makes verification by match lossless.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ def choose(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.A
 
     def sample() -> jax.Array:
         temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
-        scaled = logits / temperature[:, None, None]
+        scaled = (logits - logits.max(-1, keepdims=True)) / temperature[:, None, None]
         filtered = lax.cond((sampling.top_p < 1).any(), lambda: _nucleus(scaled, sampling.top_p), lambda: scaled)
         noisy = filtered + _noise(positions, sampling, logits.shape[-1])
         sampled = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
@@ -45,7 +45,8 @@ def _nucleus(logits: jax.Array, top_p: jax.Array) -> jax.Array:
     descending = lax.sort(probabilities, dimension=2)[..., ::-1]
     before = jnp.cumsum(descending, axis=-1) - descending
     last = jnp.where(before < top_p[:, None, None], descending, jnp.inf).min(-1, keepdims=True)
-    return jnp.where(probabilities >= last, logits, -jnp.inf)
+    kept = (probabilities >= last) | (top_p >= 1)[:, None, None]  # rounded sums reach 1 before the tail does
+    return jnp.where(kept, logits, -jnp.inf)
 
 
 def _noise(positions: jax.Array, sampling: Sampling, vocabulary: int) -> jax.Array:

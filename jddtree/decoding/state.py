@@ -1,7 +1,7 @@
 """What decoding carries from round to round, all of it on the device.
 
-Static shapes are in `Capacity`; everything else is data. The caches hold committed tokens only, so that nothing has to be
-rolled back: rows of rejected nodes are never written.
+Static shapes are in `Capacity`; everything else is data. The caches hold committed tokens only, so that nothing has to
+be rolled back: rows of rejected nodes are never written.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,9 @@ STOP_IDS = 16
 class Capacity:
     """The compiled shapes; changing one compiles again.
 
-    sequences: B. rows: C, tree rows of the verify pass, the root included. candidates: K, per slot. context: S, tokens a
-    sequence may have, prompt included. rounds: R, most rounds of one dispatch. chunk: prompt tokens of one prefill call.
+    sequences: B. rows: C, tree rows of the verify pass, the root included. candidates: K, per slot. context: S, tokens
+    a sequence may have, prompt included. rounds: R, most rounds of one dispatch. chunk: prompt tokens of one prefill
+    call.
     """
 
     sequences: int = 1
@@ -38,8 +39,9 @@ class Capacity:
 
 class State(NamedTuple):
     """latents [layers, B, S, latent_size]; keys, values [drafter layers, B, S, key heads, head_dim] of the drafter's
-    context (no layers without a drafter). Per sequence int32 [B]: root, the newest token, not in the caches yet; length,
-    committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes above.
+    context (no layers without a drafter). Per sequence int32 [B]: root, the newest token, not in the caches yet;
+    length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
+    above.
     """
 
     latents: jax.Array
@@ -65,7 +67,9 @@ class Controls(NamedTuple):
 def initial_state(target: TargetConfig, drafter: DrafterConfig | None, capacity: Capacity, dtype: jnp.dtype) -> State:
     """Empty caches and idle sequences."""
     batch, context = capacity.sequences, capacity.context
-    layers, heads, size = (drafter.num_hidden_layers, drafter.num_key_value_heads, drafter.head_dim) if drafter else (0, 1, 1)
+    layers, heads, size = (
+        (drafter.num_hidden_layers, drafter.num_key_value_heads, drafter.head_dim) if drafter else (0, 1, 1)
+    )
     drafter_cache = (layers, batch, context, heads, size)
     zeros = np.zeros(batch, np.int32)
     host = State(
@@ -78,7 +82,9 @@ def initial_state(target: TargetConfig, drafter: DrafterConfig | None, capacity:
 
 
 def append_rows(cache: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
-    """Write rows [layers, B, n, ...] into cache [layers, B, S, ...] at `start` int32 [B]; only the first `count` int32 [B]."""
+    """Write rows [layers, B, n, ...] into cache [layers, B, S, ...] at `start` int32 [B]; only the first `count` int32
+    [B].
+    """
     offset = jnp.arange(rows.shape[2], dtype=jnp.int32)
     position = jnp.where(offset[None] < count[:, None], start[:, None] + offset[None], cache.shape[2])
     sequence = jnp.broadcast_to(jnp.arange(cache.shape[1])[:, None], position.shape)

@@ -1,11 +1,12 @@
 """Best-first draft trees of fixed capacity, built without a heap and without the host (DDTree, arXiv 2604.12989).
 
 The drafter's slots are independent, so a prefix of candidates is worth the product of their probabilities, and the best
-tree of n nodes is the n most probable prefixes (Proposition 2). A prefix with ranks (r1, .., rd), counted from 1, is less
-probable than every prefix of smaller ranks; there are r1 + r1 r2 + .. + r1..rd of them, itself included. So only the
-prefixes for which that sum stays within the budget can be chosen, and those form a static table, the `Lattice`. A round
-is a gather, a sum and one stable top-k over it. The table is in lexicographic order of ranks, which is how the reference
-breaks ties, and a prefix stands before its extensions, so that any number of first nodes is a tree of its own.
+tree of n nodes is the n most probable prefixes (Proposition 2). A prefix with ranks (r1, .., rd), counted from 1, is
+less probable than every prefix of smaller ranks; there are r1 + r1 r2 + .. + r1..rd of them, itself included. So only
+the prefixes for which that sum stays within the budget can be chosen, and those form a static table, the `Lattice`. A
+round is a gather, a sum and one stable top-k over it. The table is in lexicographic order of ranks, which is how the
+reference breaks ties, and a prefix stands before its extensions, so that any number of first nodes is a tree of its
+own.
 """
 
 from typing import NamedTuple
@@ -83,7 +84,8 @@ def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, t
     scores = _prefix_scores(log_probs, table)
     allowed = jnp.asarray(table.ranks.max(1))[None, :] < shape.rank_cap[:, None]
     on_spine = jnp.asarray(table.ranks.max(1) == 0)[None, :] & shape.spine[:, None]
-    order = jnp.where(on_spine, jnp.inf, jnp.where(allowed, scores, -jnp.inf))
+    ranked = allowed & ~jnp.isnan(scores)  # a broken drafter costs speed, never the order of parents and children
+    order = jnp.where(on_spine, jnp.inf, jnp.where(ranked, scores, -jnp.inf))
     _, chosen = jax.lax.top_k(order, nodes)
     used = jnp.arange(nodes)[None, :] < shape.budget[:, None]
     used &= jnp.take_along_axis(allowed, chosen, axis=1)
@@ -109,7 +111,9 @@ def root_only(root: jax.Array) -> Tree:
     """Trees without nodes and without room for any: plain autoregressive decoding; root int32 [B]."""
     one = root[:, None]
     ancestors = jnp.ones((*one.shape, 1), jnp.uint32)
-    return Tree(one, jnp.full_like(one, -1), jnp.zeros_like(one), jnp.ones_like(one, bool), jnp.zeros(one.shape), ancestors)
+    return Tree(
+        one, jnp.full_like(one, -1), jnp.zeros_like(one), jnp.ones_like(one, bool), jnp.zeros(one.shape), ancestors
+    )
 
 
 def ancestor_words(parents: jax.Array, valid: jax.Array, depth: int) -> jax.Array:
@@ -144,7 +148,9 @@ def _parent_rows(chosen: jax.Array, table: Lattice) -> jax.Array:
     """Tree row of each chosen prefix's parent; a parent is always chosen, since it stands before its child"""
     batch, nodes = chosen.shape
     place = jnp.zeros((batch, len(table.depths)), jnp.int32)
-    place = jax.vmap(lambda place, chosen: place.at[chosen].set(jnp.arange(1, nodes + 1, dtype=jnp.int32)))(place, chosen)
+    place = jax.vmap(lambda place, chosen: place.at[chosen].set(jnp.arange(1, nodes + 1, dtype=jnp.int32)))(
+        place, chosen
+    )
     parents = jnp.take(jnp.asarray(table.parents), chosen)
     rows = jnp.take_along_axis(place, jnp.maximum(parents, 0), axis=1)
     return jnp.where(parents < 0, 0, rows)

@@ -29,9 +29,9 @@ class DrafterLayer(Weights):
     def __call__(self, x, positions, lengths, keys, values, layer, window, causal):
         """Block rows [B, block, H] after the layer.
 
-        keys, values: context caches of all layers [layers, B, S, key heads, head_dim], of which `lengths` int32 [B] rows
-        count; layer: int32, which to read; window: int32, positions that a row sees including its own; causal: bool,
-        inside the block.
+        keys, values: context caches of all layers [layers, B, S, key heads, head_dim], of which `lengths` int32 [B]
+        rows count; layer: int32, which to read; window: int32, positions that a row sees including its own; causal:
+        bool, inside the block.
         """
         config = self.config
         normed = rms_norm(x, self.input_norm, config.rms_norm_eps)
@@ -44,7 +44,7 @@ class DrafterLayer(Weights):
         out = _attend(query, keys, values, layer, lengths, positions, window, own_keys, own_values, inside)
         x = x + linear(out, self.o)
         normed = rms_norm(x, self.post_norm, config.rms_norm_eps)
-        return x + gated_mlp(normed, self.mlp_gate, self.mlp_up, self.mlp_down)
+        return x + gated_mlp(normed, self.mlp_gate, self.mlp_up, self.mlp_down).astype(x.dtype)
 
     def keys_values(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Rotated keys and values of rows [B, n, H], each [B, n, key heads, head_dim]."""

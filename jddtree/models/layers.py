@@ -31,12 +31,13 @@ def contract(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Array:
-    """w * round(x / rms(x)): statistics in float32, rounded to the dtype of x before the weight (Hugging Face's order)."""
+    """w * x / rms(x) in float32, rounded once (Hugging Face also rounds before the weight: one more bfloat16 error)."""
     wide = x.astype(jnp.float32)
     scaled = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return scaled.astype(x.dtype) * jnp.broadcast_to(weight[...], x.shape)
+    return (scaled * jnp.broadcast_to(weight[...].astype(jnp.float32), x.shape)).astype(x.dtype)
 
 
 def gated_mlp(x: jax.Array, gate: nnx.Param, up: nnx.Param, down: nnx.Param) -> jax.Array:
-    """down(silu(gate x) * up x), no biases."""
-    return linear(jax.nn.silu(linear(x, gate)) * linear(x, up), down)
+    """down(silu(gate x) * up x), no biases; float32, for the caller to add up and round."""
+    inner = jax.nn.silu(contract(x, gate[...])) * contract(x, up[...])
+    return contract(inner.astype(x.dtype), down[...])

@@ -1,7 +1,7 @@
 """Mixture of experts: a sigmoid router, INT4 routed experts that stay packed, and one shared expert.
 
-Router (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): logits, sigmoid and correction bias in float32; the bias takes part
-in the choice only; weights are the chosen sigmoids, normalised, times routed_scaling_factor.
+Router (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): logits, sigmoid and correction bias in float32; the bias takes
+part in the choice only; weights are the chosen sigmoids, normalised, times routed_scaling_factor.
 """
 
 import jax
@@ -37,7 +37,8 @@ def mixture(
 ) -> jax.Array:
     """Weighted sum of the routed experts, [T, hidden] in the dtype of x.
 
-    valid: bool [T]; other rows are routed nowhere and give 0. experts: those of all layers; layer: int32, the MoE layer.
+    valid: bool [T]; other rows are routed nowhere and give 0. experts: those of all layers; layer: int32, the MoE
+    layer.
     """
     return expert_mlp(
         x, ids, weights, valid, experts, layer * config.n_routed_experts,

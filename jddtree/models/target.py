@@ -54,7 +54,7 @@ class DenseLayer(LatentAttention):
 
     def feed_forward(self, x: jax.Array, valid: jax.Array) -> jax.Array:
         """[B, C, H] to the same shape"""
-        return gated_mlp(x, self.mlp_gate, self.mlp_up, self.mlp_down)
+        return gated_mlp(x, self.mlp_gate, self.mlp_up, self.mlp_down).astype(x.dtype)
 
 
 class MoELayer(DenseLayer):
@@ -69,7 +69,8 @@ class MoELayer(DenseLayer):
         ids, weights = route(flat, self.router[...], self.router_bias[...], self.config)
         experts = PackedExperts(**self.experts.arrays())
         routed = mixture(flat, ids, weights, valid.reshape(-1), experts, self.index[...], self.config, self.kernels)
-        return routed.reshape(x.shape) + gated_mlp(x, self.shared_gate, self.shared_up, self.shared_down)
+        shared = gated_mlp(x, self.shared_gate, self.shared_up, self.shared_down)
+        return (routed.reshape(x.shape).astype(jnp.float32) + shared).astype(x.dtype)
 
 
 class Target(nnx.Module):

@@ -64,7 +64,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: list[Message],
+        messages: list[Any],
         *,
         tools: list[dict[str, Any]] | None = None,
         thinking: bool = True,
@@ -88,7 +88,7 @@ class ChatTemplate:
     def encode(
         self,
         tokenizer: Tokenizer,
-        messages: list[Message],
+        messages: list[Any],
         *,
         tools: list[dict[str, Any]] | None = None,
         thinking: bool = True,
@@ -115,7 +115,7 @@ class ChatTemplate:
 
     @staticmethod
     def _variables(
-        messages: list[Message], tools: list[dict[str, Any]] | None, tool_style: ToolStyle, allow_media: bool
+        messages: list[Any], tools: list[dict[str, Any]] | None, tool_style: ToolStyle, allow_media: bool
     ) -> dict[str, Any]:
         """The checked template variables that hold texts from the caller."""
         check_messages(messages, allow_media=allow_media)

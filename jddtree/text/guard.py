@@ -32,7 +32,8 @@ class MarkerGuard:
         self._tokenizer = tokenizer
         self.sentinel = _unused_character(texts)
         names = tuple(tokenizer.special_tokens)
-        self._whole_name = re.compile("(?=" + "|".join(map(re.escape, names)) + ")")
+        self._name = re.compile("|".join(map(re.escape, names)))
+        self._first = re.compile("|".join(map(re.escape, sorted({name[0] for name in names}))))
         self._beginnings = frozenset(name[:length] for name in names for length in range(1, len(name)))
         self._endings = frozenset(name[-length:] for name in names for length in range(1, len(name)))
         self._insides = "\n".join(name[1:] for name in names)
@@ -63,7 +64,8 @@ class MarkerGuard:
         return self._tokenizer.encode_with_markers(rendered.replace(self.sentinel, ""), markers)
 
     def _break_inside(self, text: str) -> str:
-        cuts = sorted({match.start() + 1 for match in self._whole_name.finditer(text)} | set(self._open_ends(text)))
+        firsts = (match.start() for match in self._first.finditer(text))
+        cuts = sorted({first + 1 for first in firsts if self._name.match(text, first)} | set(self._open_ends(text)))
         pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         return self.sentinel.join(pieces)
 

@@ -1,0 +1,1 @@
+"""Measurements: each module prints a table and can write its rows to a results file."""

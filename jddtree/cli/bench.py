@@ -1,0 +1,52 @@
+"""`bench`: measurements, a table on stdout and one JSON object as its last line."""
+
+import json
+from pathlib import Path
+
+from tqdm import tqdm
+
+from jddtree.api import prompt_ids
+from jddtree.benchmarks import generation, results
+from jddtree.cli.generate import LoadBar, _read_json, use_compile_cache
+from jddtree.errors import UserError
+from jddtree.loading import Model, bundled, load
+
+
+def run_generate(
+    target: Path | None,
+    draft: Path | None,
+    prompts: Path | None,
+    budgets: str,
+    max_tokens: int,
+    dtype: str,
+    output: Path | None,
+) -> None:
+    """Run `bench generate` with the options of `jddtree.cli.main.bench_generate`; compiled programs are not cached."""
+    use_compile_cache(False)
+    counts = _budgets(budgets)
+    with LoadBar(False) as bar:
+        model = load(target, draft, dtype=dtype, progress=bar.update)
+    ids = _prompts(model, prompts)
+    rows = []
+    total = len(generation.methods(counts))
+    for row in tqdm(generation.measure(model, ids, counts, max_tokens), desc="Methods", total=total):
+        rows.append(row)
+    print(results.table(rows, generation.COLUMNS))
+    if output is not None:
+        results.write(output, rows)
+    print(json.dumps(results.record(rows)))
+
+
+def _budgets(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--budgets is {text!r}, but must be numbers with commas, like 8,16,32") from None
+
+
+def _prompts(model: Model, path: Path | None) -> list[list[int]]:
+    """Token ids of every prompt in a JSON list of texts or id lists; by default the bundled ones"""
+    given = _read_json(path or bundled("target").parent / "prompts.json", "--prompts")
+    if not isinstance(given, list) or not given:
+        raise UserError(f"--prompts {path} must hold a JSON list of texts or of lists of token ids")
+    return [prompt_ids(model, prompt) for prompt in given]
