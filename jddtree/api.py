@@ -38,7 +38,7 @@ def prompt_ids(
         prompt = [{"role": "user", "content": prompt}]
     if isinstance(prompt, list | tuple) and all(type(item) is int for item in prompt):
         return list(prompt)
-    messages = prompt
+    messages: Any = prompt
     if system_prompt is not None:
         check_messages(prompt)
         messages = [{"role": "system", "content": system_prompt}, *prompt]

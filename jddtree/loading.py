@@ -85,13 +85,13 @@ def load(
     """
     begun = time.perf_counter()
     target_folder = bundled("target") if target is None else Path(target)
-    draft_folder = bundled("drafter") if draft is None and target is None else draft
+    draft_folder = bundled("drafter") if draft is None and target is None else draft and Path(draft)
     compute = _dtype(dtype)
     host = np.dtype(compute)
     config = target_config(target_folder, latent_norm_eps=latent_norm_eps)
     drafter = None
-    if with_drafter and draft_folder is not None:
-        drafter = drafter_config(Path(draft_folder), **(drafter_options or {}))
+    if with_drafter and draft_folder:
+        drafter = drafter_config(draft_folder, **(drafter_options or {}))
         check_pair(config, drafter)
     tokenizer = Tokenizer.from_directory(target_folder)
     if tokenizer.vocab_size > config.vocab_size:
@@ -102,8 +102,8 @@ def load(
     report = lambda part: None if progress is None else lambda done, total: progress(part, done, total)
     arrays, target_report = load_target(target_folder, config, host, progress=report("target"))
     weights, reports = {"target": jax.device_put(nest(arrays))}, [target_report]
-    if drafter is not None:
-        arrays, drafter_report = load_drafter(Path(draft_folder), drafter, host, progress=report("drafter"))
+    if drafter is not None and draft_folder:
+        arrays, drafter_report = load_drafter(draft_folder, drafter, host, progress=report("drafter"))
         weights["drafter"] = jax.device_put(nest(arrays))
         reports.append(drafter_report)
     return Model(

@@ -71,8 +71,8 @@ def fit(entry: ExpertLaunch, hidden: int, intermediate: int) -> ExpertLaunch:
 
 @functools.cache
 def gpu_generation() -> str:
-    """The table entry for the first device: its own generation, else the newest older one; sm_90 without a GPU."""
-    device = jax.devices()[0]
+    """The table for this process's first device: its own generation, else the newest older one; sm_90 without a GPU."""
+    device = jax.local_devices()[0]
     if device.platform != "gpu":
         return "sm_90"
     major, minor = (int(part) for part in str(device.compute_capability).split("."))

@@ -1,9 +1,10 @@
-"""Strict JAX settings for every test, eight CPU devices, where the reference data is, and the engines that tests
-share.
-"""
+"""Strict JAX settings for every test, eight CPU devices, where the reference data is, and shared engines."""
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,11 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from harness import SMALL, WIDE, Pair, compilations, load_pair  # noqa: E402
+
+from jddtree.decoding.engine import Engine  # noqa: E402
+from jddtree.decoding.state import Capacity  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -22,9 +28,7 @@ SHARED = ROOT.parent / "shared"
 
 
 def golden_ref() -> Path:
-    """Folder of the reference arrays: $JDDTREE_GOLDEN, else ../shared/golden/ref, else the copy bundled with the
-    tests.
-    """
+    """Folder of the reference arrays: $JDDTREE_GOLDEN, else ../shared/golden/ref, else the copy in tests/golden."""
     if given := os.environ.get("JDDTREE_GOLDEN"):
         return Path(given)
     shared = SHARED / "golden" / "ref"
@@ -56,14 +60,12 @@ def golden() -> Path:
 @pytest.fixture(scope="session")
 def pair() -> Pair:
     """The micro pair in float32, with the eps of the reference arrays."""
-    return load_pair(np.float32)
+    return load_pair(micro_target(), micro_drafter(), np.float32)
 
 
 @pytest.fixture(scope="session")
 def engines(pair: Pair) -> Callable[..., Engine]:
-    """A function that gives the engine of a capacity, compiled once in the session; its argument are Capacity's
-    fields.
-    """
+    """A function that gives the engine of a capacity, compiled once; arguments are Capacity's fields."""
     made: dict[Capacity, Engine] = {}
 
     def engine(**fields: int) -> Engine:
@@ -93,3 +95,9 @@ def wide(pair: Pair) -> tuple[Engine, list[str]]:
 def cases() -> list[dict[str, Any]]:
     """The reference's decoding traces."""
     return json.loads((golden_ref() / "traces.json").read_text(encoding="utf-8"))["cases"]
+
+
+@pytest.fixture(scope="session")
+def micro_target_dir() -> Path:
+    """See `micro_target`."""
+    return micro_target()

@@ -204,7 +204,8 @@ class LoadBar:
     """Progress bars in bytes on stderr, one per checkpoint."""
 
     def __init__(self, silent: bool):
-        self.silent, self.name, self.bar = silent, "", None
+        self.silent, self.name = silent, ""
+        self.bar: tqdm | None = None
 
     def __enter__(self) -> "LoadBar":
         return self

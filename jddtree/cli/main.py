@@ -163,7 +163,8 @@ def guarded(command: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        # Usage errors of the parser, whose classes Typer keeps private, know how to show themselves.
         if show := getattr(error, "show", None):
             show()
-            return error.exit_code
+            return getattr(error, "exit_code", 2)
         raise

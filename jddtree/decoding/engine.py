@@ -140,7 +140,7 @@ class Engine:
             tokens = np.zeros((len(requests), size), np.int32)
             count = np.clip(lengths - begin, 0, size).astype(np.int32)
             for row, request, n in zip(tokens, requests, count, strict=True):
-                if n:
+                if request is not None:
                     row[:n] = request.prompt[begin : begin + n]
             yield Chunk(tokens, count, (count > 0) & (begin + size >= lengths))
 

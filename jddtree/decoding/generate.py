@@ -69,7 +69,7 @@ class Result:
     statistics: Statistics
 
 
-def default_capacity(model: Model, request: Request, **changes: int) -> Capacity:
+def default_capacity(model: Model, request: Request, **changes: int | None) -> Capacity:
     """The smallest sensible compiled shapes for a request; `changes` replaces fields, None leaves them."""
     given = {name: value for name, value in changes.items() if value is not None}
     if model.drafter is None or (request.method == "ar" and "rows" not in given):
@@ -120,8 +120,8 @@ def stream_batch(
         for stats in statistics:
             stats.decode_s += time.perf_counter() - begun
         yield [
-            None if text.ended else text.rounds(*round_results)
-            for text, *round_results in zip(texts, dispatch.tokens, dispatch.nodes, dispatch.finish, strict=True)
+            None if text.ended else text.rounds(tokens, nodes, reason)
+            for text, tokens, nodes, reason in zip(texts, *dispatch, strict=True)
         ]
 
 
@@ -163,7 +163,8 @@ class _Text:
 
     def rounds(self, rounds: list[list[int]], nodes: list[int], finish: str | None) -> Piece:
         """The ids of a dispatch's rounds and the nodes that each used."""
-        text, kept = "", []
+        text = ""
+        kept: list[int] = []
         for ids, used_nodes in zip(rounds, nodes, strict=True):
             if self.stops.found is not None:
                 break

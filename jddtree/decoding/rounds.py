@@ -63,7 +63,7 @@ class Chunk(NamedTuple):
     """Prompt tokens int32 [B, chunk], how many of them count int32 [B], and bool [B] where the prompt ends here."""
 
     tokens: jax.Array
-    count: jax.Array
+    counts: jax.Array
     last: jax.Array
 
 
@@ -129,11 +129,12 @@ def one_round(models: Models, state: State, controls: Controls) -> tuple[State, 
 def propose(models: Models, state: State, controls: Controls, running: jax.Array) -> Tree:
     """The trees of this round; sequences that are done get no valid row."""
     capacity = models.program.capacity
-    if models.drafter is None:
+    if (drafter := models.drafter) is None:
         tree = root_only(state.root)
     else:
         budget = jnp.where(running, controls.trees.budget, 0)
-        log_probs, ids = lax.cond((budget > 0).any(), lambda: draft(models, state), lambda: no_draft(models, state))
+        drafted = (budget > 0).any()
+        log_probs, ids = lax.cond(drafted, lambda: draft(models, drafter, state), lambda: no_draft(models, state))
         tree = build(state.root, log_probs, ids, controls.trees._replace(budget=budget), models.lattice, capacity.rows)
     return tree._replace(
         valid=tree.valid & running[:, None],
@@ -141,12 +142,12 @@ def propose(models: Models, state: State, controls: Controls, running: jax.Array
     )
 
 
-def draft(models: Models, state: State) -> tuple[jax.Array, jax.Array]:
+def draft(models: Models, drafter: Drafter, state: State) -> tuple[jax.Array, jax.Array]:
     """Best candidates of each slot: log-probabilities float32 and ids int32, [B, block - 1, candidates]."""
-    config = models.program.drafter
+    config = drafter.config
     masks = jnp.full((state.root.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
     embedded = models.target.embed(jnp.concatenate([state.root[:, None], masks], axis=1))
-    logits = models.target.head(models.drafter(embedded, state.length, state.keys, state.values))
+    logits = models.target.head(drafter(embedded, state.length, state.keys, state.values))
     if (cap := config.final_logit_softcapping) is not None:
         logits = cap * jnp.tanh(logits / cap)
     best, ids = lax.top_k(logits, models.program.capacity.candidates)
@@ -223,23 +224,23 @@ def prefill(
     """
     models = Models(program, weights)
     offset = jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32)[None]
-    valid = offset < chunk.count[:, None]
+    valid = offset < chunk.counts[:, None]
     rows = Rows(state.length[:, None] + offset, valid, causal_words(valid), state.length)
     scored = models.target(chunk.tokens, rows, state.latents)
     keys, values = state.keys, state.values
     if models.drafter is not None:
         new_keys, new_values = models.drafter.context(scored.taps, rows.positions)
-        keys = append_rows(keys, new_keys, state.length, chunk.count)
-        values = append_rows(values, new_values, state.length, chunk.count)
-    latents = append_rows(state.latents, scored.latents, state.length, chunk.count)
-    state = state._replace(latents=latents, keys=keys, values=values, length=state.length + chunk.count)
+        keys = append_rows(keys, new_keys, state.length, chunk.counts)
+        values = append_rows(values, new_values, state.length, chunk.counts)
+    latents = append_rows(state.latents, scored.latents, state.length, chunk.counts)
+    state = state._replace(latents=latents, keys=keys, values=values, length=state.length + chunk.counts)
     state = first_token(models, state, controls, scored, chunk)
     return state, jnp.stack([state.root, state.finish])
 
 
 def first_token(models: Models, state: State, controls: Controls, scored: Scored, chunk: Chunk) -> State:
     """Choose the first root of the sequences whose prompt ends in this chunk."""
-    final = jnp.maximum(chunk.count - 1, 0)[:, None]
+    final = jnp.maximum(chunk.counts - 1, 0)[:, None]
     logits = models.target.logits(jnp.take_along_axis(scored.hidden, final[:, :, None], axis=1))
     token = choose(logits, state.length[:, None], controls.sampling)
     before = state._replace(length=state.length - 1, emitted=jnp.zeros_like(state.emitted))

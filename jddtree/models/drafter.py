@@ -111,7 +111,7 @@ def _attend(query, keys, values, layer, lengths, positions, window, own_keys, ow
     grouped = query.reshape(batch, count, groups, heads // groups, size)
     precision = lax.Precision.HIGHEST if query.dtype == jnp.float32 else lax.Precision.DEFAULT
 
-    def add(partial, keys, values, mask):
+    def add_keys(partial, keys, values, mask):
         """mask: bool, broadcastable to [B, n, groups, heads of a group, K]"""
         scores = jnp.einsum("bngmd,bkgd->bngmk", grouped, keys, precision=precision, preferred_element_type=jnp.float32)
         scores = jnp.where(mask, scores * jnp.float32(size**-0.5), -jnp.inf)
@@ -130,11 +130,13 @@ def _attend(query, keys, values, layer, lengths, positions, window, own_keys, ow
         near = positions[:, :, None] - position[None, None, :] < window
         mask = (known[:, None] & near)[:, :, None, None, :]
         sizes = (1, batch, block, groups, size)
-        cut = [lax.dynamic_slice(array, (layer, 0, start, 0, 0), sizes)[0] for array in (keys, values)]
-        cut = [jnp.where(known[:, :, None, None], array, 0) for array in cut]
-        return add(partial, *cut, mask)
+
+        def cut(cache):
+            return jnp.where(known[:, :, None, None], lax.dynamic_slice(cache, (layer, 0, start, 0, 0), sizes)[0], 0)
+
+        return add_keys(partial, cut(keys), cut(values), mask)
 
     partial = softmax.empty(grouped.shape[:-1], size)
     partial = lax.fori_loop(0, (lengths.max() + block - 1) // block, context_block, partial)
-    partial = add(partial, own_keys, own_values, inside[None, :, None, None, :])
+    partial = add_keys(partial, own_keys, own_values, inside[None, :, None, None, :])
     return softmax.finish(partial).reshape(batch, count, heads * size).astype(query.dtype)

@@ -1,5 +1,7 @@
 """What all layers are made of: linear maps, RMS norms, gated MLPs, and modules that hold named arrays."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,6 +14,10 @@ class Weights(nnx.Module):
     def __init__(self, arrays: dict[str, jax.Array]):
         for name, array in arrays.items():
             setattr(self, name, nnx.Param(array))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> nnx.Param: ...
 
     def arrays(self) -> dict[str, jax.Array]:
         """The parameters by name, as plain arrays."""

@@ -60,7 +60,7 @@ class DenseLayer(LatentAttention):
 class MoELayer(DenseLayer):
     """Attention and a mixture of experts; `experts` holds those of all layers, `index` says which MoE layer this is."""
 
-    def __init__(self, config, arrays, kernels, experts: nnx.Module, index: jax.Array):
+    def __init__(self, config, arrays, kernels, experts: Weights, index: jax.Array):
         super().__init__(config, arrays, kernels)
         self.experts, self.index = experts, nnx.Variable(index)
 
