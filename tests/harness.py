@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from converters.dflash import load_drafter
 from converters.kimi import load_target
 from jddtree.config import DrafterConfig, TargetConfig, drafter_config, target_config
+from jddtree.decoding import rounds
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import Capacity, State
@@ -83,15 +84,30 @@ def finish_batch(engine: Engine, requests: Sequence[Request | None]) -> tuple[li
 
 def record(runs: Sequence[Run], dispatch) -> None:
     """Add what a dispatch emitted to the runs of its sequences."""
-    for run, rounds, nodes in zip(runs, dispatch.tokens, dispatch.nodes, strict=True):
-        run.tokens.extend(token for tokens in rounds for token in tokens)
-        run.lengths.extend(map(len, rounds))
+    for run, emitted, nodes in zip(runs, dispatch.tokens, dispatch.nodes, strict=True):
+        run.tokens.extend(token for tokens in emitted for token in tokens)
+        run.lengths.extend(map(len, emitted))
         run.nodes.extend(nodes)
 
 
-def with_prompt(request: Request, prompt: Sequence[int]) -> Request:
-    """The same request for another prompt."""
-    return replace(request, prompt=prompt)
+class _Scripted:
+    """A drafter that the head below answers for."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def __call__(self, *_):
+        return None
+
+
+def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tuple[jax.Array, jax.Array]:
+    """What the draft stage makes of a drafter's logits [B, slots, V]: log-probabilities and ids [B, slots, count]."""
+    batch, slots, _ = logits.shape
+    drafter = _Scripted(SimpleNamespace(mask_token_id=0, block_size=slots + 1, final_logit_softcapping=softcap))
+    program = SimpleNamespace(drafter=drafter.config, capacity=SimpleNamespace(candidates=count))
+    models = SimpleNamespace(program=program, target=SimpleNamespace(embed=lambda ids: ids, head=lambda _: logits))
+    state = SimpleNamespace(root=jnp.zeros(batch, jnp.int32), length=None, keys=None, values=None)
+    return rounds.draft(models, drafter, state)
 
 
 @contextmanager
@@ -111,7 +127,7 @@ def compilations() -> Iterator[list[str]]:
 
 
 class Pass(NamedTuple):
-    """One causal pass over whole texts: logits [B, T, V], taps [B, T, taps * H], latents [layers, B, T, latent_size]."""
+    """A causal pass over whole texts: logits [B, T, V], taps [B, T, taps * H], latents [layers, B, T, latent_size]."""
 
     logits: jax.Array
     taps: jax.Array
@@ -141,7 +157,9 @@ def _score(config: TargetConfig, taps: tuple[int, ...], weights: Tree, tokens: j
 TEXTS, TEXT_WIDTH = 3, 320  # one shape for all whole-text passes, so that they share a compilation
 
 
-def score_texts(config: TargetConfig, drafter: DrafterConfig, weights: Tree, texts: Sequence[Sequence[int]]) -> list[Pass]:
+def score_texts(
+    config: TargetConfig, drafter: DrafterConfig, weights: Tree, texts: Sequence[Sequence[int]]
+) -> list[Pass]:
     """A pass over each text, several at a time; results are NumPy arrays without padding."""
     passes: list[Pass] = []
     for begin in range(0, len(texts), TEXTS):
@@ -149,7 +167,8 @@ def score_texts(config: TargetConfig, drafter: DrafterConfig, weights: Tree, tex
         tokens, counts = padded(part)
         logits, taps, latents = map(np.asarray, _score(config, drafter.target_layer_ids, weights, tokens, counts))
         passes += [
-            Pass(logits[b, : len(text)], taps[b, : len(text)], latents[:, b, : len(text)]) for b, text in enumerate(part)
+            Pass(logits[b, : len(text)], taps[b, : len(text)], latents[:, b, : len(text)])
+            for b, text in enumerate(part)
         ]
     return passes
 

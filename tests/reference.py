@@ -17,7 +17,9 @@ class HeapTree(NamedTuple):
     scores: list[float]
 
 
-def heap_tree(log_probs: np.ndarray, ids: np.ndarray, budget: int, cap: int | None = None, spine: bool = False) -> HeapTree:
+def heap_tree(
+    log_probs: np.ndarray, ids: np.ndarray, budget: int, cap: int | None = None, spine: bool = False
+) -> HeapTree:
     """Best-first tree by a heap (DDTree, algorithm 1): pop the best prefix, push its next sibling and its first child.
 
     log_probs float32 [depth, K] descending and ids [depth, K]; ties go to the lexicographically smaller rank tuple.
@@ -67,7 +69,9 @@ def follow(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]
     """The accepted rows: from the root, move to the child that holds the chosen token while there is one."""
     path = [0]
     while True:
-        children = [row for row in range(1, len(tokens)) if parents[row] == path[-1] and tokens[row] == choices[path[-1]]]
+        children = [
+            row for row in range(1, len(tokens)) if parents[row] == path[-1] and tokens[row] == choices[path[-1]]
+        ]
         if not children:
             return path
         path.append(children[0])
@@ -111,7 +115,7 @@ def rotate_halves(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray)
 
 def _turns(x, positions, frequencies) -> np.ndarray:
     angles = np.asarray(positions, np.float64)[:, None] * np.asarray(frequencies, np.float64)
-    return np.exp(1j * angles).reshape(len(positions), *[1] * (x.ndim - 2), -1)
+    return np.exp(1j * angles).reshape(len(positions), *[1] * (x.ndim - 2), angles.shape[1])
 
 
 def plain_mla(x, weights: dict[str, np.ndarray], positions, frequencies, sees, *, heads, nope, value, eps, scale):
@@ -142,7 +146,9 @@ def route(x: np.ndarray, router: np.ndarray, bias: np.ndarray, count: int, scali
     return ids, chosen / chosen.sum(-1, keepdims=True) * scaling
 
 
-def drafter_layer(x, context, weights: dict[str, np.ndarray], start: int, frequencies, *, heads, groups, eps, window, causal):
+def drafter_layer(
+    x, context, weights: dict[str, np.ndarray], start: int, frequencies, *, heads, groups, eps, window, causal
+):
     """One DFlash layer over block rows x [n, H] and projected context rows [start, H], float64 [n, H].
 
     window: positions a row sees including its own, None for all; causal: inside the block.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from conftest import golden_ref
 from harness import close, load_arrays, score_texts
 
 from jddtree.config import DrafterConfig, Rope
@@ -18,6 +19,7 @@ from jddtree.models.parameters import drafter_parameters, nest
 from jddtree.models.rope import inverse_frequencies
 from jddtree.models.target import Target
 
+STORED = sorted(golden_ref().glob("drafter_*.safetensors"))  # three prompts, two of them bundled
 ROUNDS, CONTEXT, NEW = 3, 256, 212  # the longest reference prompt has 212 tokens
 
 
@@ -35,7 +37,7 @@ def _round(configs, weights, features, count, start, keys, values, block_ids):
     for index in range(config.num_hidden_layers):
         layer = DrafterLayer(config, {name: array[index] for name, array in weights["drafter"]["layers"].items()})
         place = length[:, None] + jnp.arange(config.block_size, dtype=jnp.int32)[None]
-        x = layer(x, place, length, keys[index], values[index], jnp.int32(10**6), jnp.bool_(config.causal[index]))
+        x = layer(x, place, length, keys, values, jnp.int32(index), jnp.int32(10**6), jnp.bool_(config.causal[index]))
         found[f"layer.{index}"] = x[0]
     found["hidden"] = rms_norm(x, drafter.ends.norm, config.rms_norm_eps)[0]
     found["whole"] = drafter(embedded, length, keys, values)[0]
@@ -43,12 +45,14 @@ def _round(configs, weights, features, count, start, keys, values, block_ids):
     return found, keys, values
 
 
-@pytest.fixture(scope="module", params=[0, 1, 2])
-def prompt_rounds(request, golden, pair):
+@pytest.fixture(scope="module", params=STORED, ids=lambda path: path.stem)
+def prompt_rounds(request, pair):
     """(reference arrays, what our drafter gave in each of three rounds, its caches after each)"""
-    arrays = load_arrays(golden / f"drafter_{request.param}.safetensors")
+    arrays = load_arrays(request.param)
     config = pair.drafter
-    keys = values = jnp.full((config.num_hidden_layers, 1, CONTEXT, config.num_key_value_heads, config.head_dim), jnp.nan)
+    keys = values = jnp.full(
+        (config.num_hidden_layers, 1, CONTEXT, config.num_key_value_heads, config.head_dim), jnp.nan
+    )
     found = []
     for index in range(ROUNDS):
         features = arrays[f"round{index}.context_features"]
@@ -98,8 +102,9 @@ def test_positions_and_masks_are_the_reference(prompt_rounds, pair) -> None:
         assert positions[-config.block_size :].tolist() == list(range(start, start + config.block_size))
 
 
-def test_the_targets_taps_are_the_references_features(pair, golden) -> None:
-    stored = [load_arrays(golden / f"drafter_{prompt}.safetensors") for prompt in range(3)]
+def test_the_targets_taps_are_the_references_features(pair) -> None:
+    assert len(STORED) >= 2
+    stored = [load_arrays(path) for path in STORED]
     passes = score_texts(pair.target, pair.drafter, pair.weights["target"], [arrays["prompt_ids"] for arrays in stored])
     for found, arrays in zip(passes, stored, strict=True):
         close(found.taps, arrays["round0.context_features"], "taps")
@@ -159,7 +164,7 @@ def oracle(config: DrafterConfig, weights, taps, x, length: int) -> np.ndarray:
     ],
 )
 def test_windows_and_causal_switch_against_a_dense_oracle(sliding, windows, causal) -> None:
-    """Windows smaller than the block, than the context, and none; contexts empty, short, of one block and more, full."""
+    """Windows smaller than the block, than the context, and none; contexts empty, short, of a key block, more, full."""
     weights, taps, x = sliding
     config = replace(SLIDING, windows=windows, causal=causal)
     arrays = nest({path: jnp.asarray(array, jnp.float32) for path, array in weights.items()})

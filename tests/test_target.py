@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from harness import REFERENCE_EPS, TEXT_WIDTH, close, empty_cache, load_arrays, padded, rows_of, score_texts
+from harness import REFERENCE_EPS, TEXT_WIDTH, close, draft_of, empty_cache, load_arrays, padded, rows_of, score_texts
 
 import jddtree.models.target as target_module
 from jddtree.config import Rope, target_config
 from jddtree.decoding import rounds
 from jddtree.decoding.sampling import Sampling, choose
 from jddtree.decoding.state import RUNNING, Controls, initial_state
-from jddtree.decoding.tree import Shape, build, lattice
+from jddtree.decoding.tree import Shape, build
 from jddtree.decoding.walk import walk
 from jddtree.models.layers import Weights, contract, rms_norm
 from jddtree.models.mla import LatentAttention
@@ -91,7 +91,10 @@ def test_hidden_states_and_logits_are_the_reference(layered, texts, text: int) -
     compared = [name for name in ("embed", "final_norm", "logits", *names(texts, "layer.")) if name in texts[text]]
     assert {"logits", "layer.5"} <= set(compared)
     for name in compared:
-        close(layered[text][name], texts[text][name], name)
+        wanted = texts[text][name]
+        close(
+            layered[text][name][-len(wanted) :], wanted, name
+        )  # the bundled copy of the longest text has its end only
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -136,7 +139,7 @@ def test_a_tap_of_another_layer_would_be_noticed(layered) -> None:
 
 
 def test_production_eps_is_the_reference_variant(pair, texts, micro_target_dir) -> None:
-    """The default eps of the latent norms, 1e-5, moves the logits by less than 1e-4, so the difference is compared too."""
+    """The default eps of the latent norms, 1e-5, moves logits by less than 1e-4, so the nearer of two is asked for."""
     config = target_config(micro_target_dir)
     assert config.latent_norm_eps == 1e-5 != REFERENCE_EPS
     passes = score_texts(config, pair.drafter, pair.weights["target"], [text["input_ids"] for text in texts])
@@ -154,7 +157,7 @@ def test_int4_weights_are_rounded_to_bfloat16(layered, texts) -> None:
 
 @pytest.mark.parametrize("text", (0, 1))
 def test_a_tree_verification_pass_is_the_reference(pair, golden, text: int) -> None:
-    """From the drafter's logits to the committed cache: candidates, build, verify, walk and commit are the real code."""
+    """From the drafter's logits to the committed cache: draft, build, verify, walk and commit are the real code."""
     arrays = load_arrays(golden / f"tree_verify_{text}.safetensors")
     found = verify(pair, arrays)
     count = len(arrays["verify_ids"])
@@ -188,7 +191,8 @@ def verify(pair, arrays) -> dict[str, np.ndarray]:
     tokens[0, : len(prompt)] = prompt
     counts, budget = np.array([len(prompt)], np.int32), np.array([len(arrays["verify_ids"]) - 1], np.int32)
     return jax.tree.map(
-        np.asarray, _verify(program, pair.weights, tokens, counts, arrays["verify_ids"][:1], budget, arrays["draft_logits"])
+        np.asarray,
+        _verify(program, pair.weights, tokens, counts, arrays["verify_ids"][:1], budget, arrays["draft_logits"]),
     )
 
 
@@ -200,10 +204,8 @@ def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
     controls = Controls(sampling, Shape(budget, most, jnp.zeros(1, bool)), most, jnp.full((1, 16), -1, jnp.int32))
     state, _ = rounds.prefill(program, weights, state, controls, rounds.Chunk(tokens, counts, ones == 0))
     state = state._replace(root=root, finish=ones * RUNNING)
-    drafted = SimpleNamespace(
-        program=program, drafter=lambda *_: None, target=SimpleNamespace(embed=lambda ids: ids, head=lambda _: draft_logits[None])
-    )
-    tree = build(root, *rounds.draft(drafted, state), controls.trees, models.lattice, program.capacity.rows)
+    log_probs, ids = draft_of(draft_logits[None], program.capacity.candidates)
+    tree = build(root, log_probs, ids, controls.trees, models.lattice, program.capacity.rows)
     rows = Rows(state.length[:, None] + tree.depths, tree.valid, tree.ancestors, state.length)
     scored = models.target(tree.tokens, rows, state.latents)
     logits = models.target.logits(scored.hidden)
@@ -228,7 +230,8 @@ def small_attention(random):
     )  # fmt: skip
     normal = lambda *shape: random.standard_normal(shape) * shape[-1] ** -0.5
     weights = {
-        "q_a": normal(low, hidden), "q_a_norm": random.uniform(0.5, 1.5, low), "q_b": normal(heads * (nope + rope), low),
+        "q_a": normal(low, hidden), "q_a_norm": random.uniform(0.5, 1.5, low),
+        "q_b": normal(heads * (nope + rope), low),
         "kv_a": normal(latent + rope, hidden), "kv_a_norm": random.uniform(0.5, 1.5, latent),
         "kv_b": normal(heads * (nope + value), latent), "o": normal(hidden, heads * value),
     }  # fmt: skip

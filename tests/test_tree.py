@@ -2,18 +2,16 @@
 
 import json
 from functools import cache, partial
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from harness import load_arrays
+from harness import draft_of, load_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jddtree.decoding import rounds
 from jddtree.decoding.tree import Shape, Tree, build, lattice, root_only
 
 BUDGETS = (1, 4, 7, 8, 16, 32, 64)
@@ -31,7 +29,9 @@ def _build(root, log_probs, ids, shape, sizes, capacity) -> Tree:
     return build(root, log_probs, ids, shape, _table(*sizes), capacity)
 
 
-def make(log_probs, ids, *, budget, cap=10**6, spine=False, largest=LARGEST, width=LARGEST, capacity=LARGEST + 1) -> Tree:
+def make(
+    log_probs, ids, *, budget, cap=10**6, spine=False, largest=LARGEST, width=LARGEST, capacity=LARGEST + 1
+) -> Tree:
     """One tree as NumPy arrays. Candidates are padded to `width`, so that cases of one depth share a compilation."""
     depth, found = log_probs.shape
     pad = ((0, 0), (0, width - found))
@@ -43,7 +43,7 @@ def make(log_probs, ids, *, budget, cap=10**6, spine=False, largest=LARGEST, wid
 
 
 def check(tree: Tree, tokens, depths, parents, sees=None) -> None:
-    """A built tree is exactly these nodes; parents are those of all rows, that of the root is -1; the rest is padding."""
+    """A built tree is exactly these nodes; parents are those of all rows, the root's is -1; the rest is padding."""
     count = len(tokens) + 1
     assert tree.tokens.tolist() == [ROOT, *tokens, *[0] * (len(tree.tokens) - count)]
     assert tree.depths.tolist() == [0, *depths, *[0] * (len(tree.tokens) - count)]
@@ -80,14 +80,7 @@ def test_every_stored_tree_from_its_candidates(stored, case: int) -> None:
 
 def candidates(logits: np.ndarray, count: int, softcap: float | None = None) -> tuple[np.ndarray, np.ndarray]:
     """What the draft stage makes of the drafter's logits, as NumPy arrays [depth, count]."""
-    config = SimpleNamespace(mask_token_id=0, block_size=len(logits) + 1, final_logit_softcapping=softcap)
-    models = SimpleNamespace(
-        program=SimpleNamespace(drafter=config, capacity=SimpleNamespace(candidates=count)),
-        drafter=lambda *_: None,
-        target=SimpleNamespace(embed=lambda ids: ids, head=lambda _: jnp.asarray(logits)[None]),
-    )
-    state = SimpleNamespace(root=jnp.zeros(1, jnp.int32), length=None, keys=None, values=None)
-    log_probs, ids = rounds.draft(models, state)
+    log_probs, ids = draft_of(jnp.asarray(logits)[None], count, softcap)
     return np.asarray(log_probs[0]), np.asarray(ids[0])
 
 
@@ -141,6 +134,9 @@ def slots(random: np.random.Generator, kind: str, depth: int, width: int) -> np.
     elif kind == "certain":  # a first candidate of probability 1 in most slots
         values = np.where(np.arange(width)[None] == 0, 0.0, -random.integers(1, 3, (depth, width)) * 1.0)
         values[random.integers(depth)] -= 1.0
+    elif kind == "wide":  # siblings before children: the last ranks that a budget allows
+        values = np.full((depth, width), -9.0)
+        values[0] = -np.arange(width) * 0.125
     else:  # flat: every prefix of a depth ties
         values = np.full((depth, width), -np.log(width))
     return np.sort(values, axis=-1)[:, ::-1].astype(np.float32)
@@ -156,8 +152,8 @@ SIZES = [(7, 64, 64, 65), (7, 32, 8, 33), (15, 64, 64, 65), (15, 64, 4, 72), (3,
 def test_builder_is_the_heap(sizes, data) -> None:
     depth, largest, width, capacity = sizes
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), label="seed"))
-    kind = data.draw(st.sampled_from(["random", "ties", "certain", "flat"]), label="kind")
-    budget = data.draw(st.integers(0, largest), label="budget")
+    kind = data.draw(st.sampled_from(["random", "ties", "certain", "wide", "flat"]), label="kind")
+    budget = data.draw(st.one_of(st.just(largest), st.integers(0, largest)), label="budget")
     cap = data.draw(st.one_of(st.just(width), st.integers(1, width)), label="cap")
     spine = data.draw(st.booleans(), label="spine")
     log_probs = slots(random, kind, depth, width)
@@ -220,5 +216,9 @@ def test_lattice_sizes_and_order() -> None:
 
 def test_root_only() -> None:
     tree = root_only(jnp.array([3, 4], jnp.int32))
-    assert tree.tokens.tolist() == [[3], [4]] and tree.parents.tolist() == [[-1], [-1]] and tree.depths.tolist() == [[0], [0]]
+    assert (
+        tree.tokens.tolist() == [[3], [4]]
+        and tree.parents.tolist() == [[-1], [-1]]
+        and tree.depths.tolist() == [[0], [0]]
+    )
     assert tree.valid.all() and tree.ancestors.tolist() == [[[1]], [[1]]]

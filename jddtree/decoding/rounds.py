@@ -71,7 +71,7 @@ def run_rounds(program: Program, weights: parameters.Tree, state: State, control
     """Run up to `rounds` rounds, fewer when every sequence is done.
 
     Returns the new state and one int32 array for the host, [rounds, B, block + 2] flattened and then finish, length and
-    emitted [3, B]; `unpack` reads it.
+    emitted [3, B]; the engine reads it.
     """
     capacity, batch = program.capacity, program.capacity.sequences
     records = Record(
