@@ -3,23 +3,39 @@
 Contract of `tree_attention`:
     queries    [B, C, heads, D + R]   D latent values and R rotated ones per head, in the compute dtype
     cache      [layers, B, S, D + R]  committed tokens; entries at `lengths` and beyond may hold anything, NaN included
-    layer      int32                  which layer of the cache is read
+    layer      int32                  which layer of the cache is read; the stack is read in place
     lengths    int32 [B]              committed tokens, read on the device
     rows       [B, C, D + R]          the tree's own latents; rows that nobody sees may hold anything
     ancestors  uint32 [B, C, ceil(C / 32)]  bit j of row i: row i sees row j; its own bit included
     result     [B, C, heads, D]       in the dtype of `queries`; a row that sees nothing gives 0
-Every row sees the whole committed prefix and its ancestors; keys are [D + R], values their first D entries. A chunk of a
-prompt is the tree in which every row sees the rows before it. Scores and sums are float32.
-A row without any bit is padding and sees the prefix neither.
+Every row sees the whole committed prefix and its ancestors; keys are [D + R], values their first D entries. A chunk of
+a prompt is the tree in which every row sees the rows before it. A row without any bit is padding and sees the prefix
+neither. Scores and sums are float32, and results repeat bit for bit.
+
+implementation: "xla" plain JAX on any device; "mosaic" the Hopper kernel (jax 0.11, bfloat16, D = 512, R = 64, S a
+multiple of 8); "triton" the portable one (powers of two, D >= 32, R >= 16); "pallas" the best kernel for this device:
+"mosaic" on Hopper where it fits, else "triton", but "xla" for float32 on a GPU; None "pallas" on a GPU, else "xla".
+interpret: run a kernel on the CPU; None where there is no GPU.
+ValueError: an unknown implementation, or operands that do not fit together or the named one, with both values.
 """
+
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from pallas_kernels import softmax
+from pallas_kernels.launch import gpu_generation
+from pallas_kernels.tree_attention_launch import attention_launch
+from pallas_kernels.tree_attention_triton import tree_attention_triton
+from pallas_kernels.tree_attention_words import causal_words, visible
+from pallas_kernels.tree_attention_xla import KEY_BLOCK, tree_attention_xla
+from pallas_kernels.versions import mosaic_supported
 
-KEY_BLOCK = 128
+__all__ = ["IMPLEMENTATIONS", "KEY_BLOCK", "causal_words", "tree_attention", "visible"]
+
+IMPLEMENTATIONS = ("xla", "pallas", "mosaic", "triton")
+INTERPRETED_MULTIPROCESSORS = 6
 
 
 def tree_attention(
@@ -33,69 +49,79 @@ def tree_attention(
     latent_size: int,
     scale: float,
     implementation: str | None = None,
+    interpret: bool | None = None,
 ) -> jax.Array:
-    """Attend as the module says. implementation: "xla", or None for the best one on this device.
+    """Attend as the module says. scale: positive, of the scores."""
+    _check(queries, cache, lengths, rows, ancestors, latent_size, scale)
+    operands = queries, cache, jnp.asarray(layer, jnp.int32), lengths, rows, ancestors
+    sizes: dict[str, Any] = {"latent_size": latent_size, "scale": scale}
+    interpret = jax.default_backend() != "gpu" if interpret is None else interpret
+    chosen = _choose(implementation, queries, cache, latent_size, interpret)
+    if chosen == "xla":
+        return tree_attention_xla(*operands, **sizes)
+    batch, count, heads, _ = queries.shape
+    launch = attention_launch(batch * count * heads)
+    if interpret:  # programs run one by one, idle ones too
+        launch = replace(launch, multiprocessors=INTERPRETED_MULTIPROCESSORS)
+    if chosen == "triton":
+        return tree_attention_triton(*operands, **sizes, launch=launch, interpret=interpret)
+    if not mosaic_supported():
+        raise ValueError(f"implementation 'mosaic' needs jax 0.11 or later, this is {jax.__version__}")
+    # Imported on use: jax's Mosaic modules need absl, which jax does not declare.
+    from pallas_kernels.tree_attention_mosaic import interpreter, tree_attention_mosaic
 
-    Raises ValueError for an unknown implementation.
-    """
-    if implementation not in (None, "xla"):
-        raise ValueError(f"implementation is {implementation!r}, but must be 'xla' or None")
-    return _plain(queries, cache, layer, lengths, rows, ancestors, latent_size, scale)
-
-
-def visible(ancestors: jax.Array, count: int) -> jax.Array:
-    """Unpack ancestor words uint32 [..., C, W] to bool [..., C, count]."""
-    column = jnp.arange(count, dtype=jnp.uint32)
-    words = jnp.take(ancestors, (column // 32).astype(jnp.int32), axis=-1)
-    shifts = jnp.broadcast_to(column % 32, words.shape)
-    return (words >> shifts) & jnp.uint32(1) != jnp.uint32(0)
-
-
-def causal_words(valid: jax.Array) -> jax.Array:
-    """Ancestor words uint32 [B, C, W] of a chunk: row i sees rows 0..i. valid: bool [B, C], a prefix of each sequence."""
-    count = valid.shape[1]
-    words = -(-count // 32)
-    bits = jnp.tril(jnp.ones((count, words * 32), bool)).reshape(count, words, 32)
-    packed = (bits.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]).sum(-1, dtype=jnp.uint32)
-    return jnp.where(valid[:, :, None], packed[None], jnp.uint32(0))
+    interpreted = interpreter() if interpret else None
+    return tree_attention_mosaic(*operands, **sizes, launch=launch, interpret=interpreted)
 
 
-def _plain(queries, cache, layer, lengths, rows, ancestors, latent_size, scale):
-    batch, count, heads, width = queries.shape
-    capacity = cache.shape[2]
-    block = min(KEY_BLOCK, capacity)
-    sees = visible(ancestors, count)
-    live = sees.any(-1)
-    flat = queries.reshape(batch, count * heads, width)
-
-    def add(partial, keys, mask):
-        """keys [B, K, D + R] cleaned of masked entries; mask bool, broadcastable to [B, C, heads, K]"""
-        scores = jnp.einsum("brw,bkw->brk", flat, keys, preferred_element_type=jnp.float32, precision=_precision(keys))
-        scores = scores.reshape(batch, count, heads, -1) * jnp.float32(scale)
-        scores = jnp.where(mask, scores, -jnp.inf).reshape(batch, count * heads, -1)
-        values = keys[..., :latent_size]
-        return softmax.add_keys(partial, scores, lambda weights: _weigh(weights, values))
-
-    def prefix_block(index, partial):
-        start = jnp.minimum(index * block, capacity - block)
-        keys = lax.dynamic_slice(cache, (layer, 0, start, 0), (1, batch, block, width))[0]
-        position = start + jnp.arange(block)
-        inside = (position[None] >= index * block) & (position[None] < lengths[:, None])
-        keys = jnp.where(inside[..., None], keys, 0)
-        return add(partial, keys, inside[:, None, None, :] & live[:, :, None, None])
-
-    partial = softmax.empty((batch, count * heads), latent_size)
-    blocks = (lengths.max() + block - 1) // block
-    partial = lax.fori_loop(0, blocks, prefix_block, partial)
-    own = jnp.where(sees.any(1)[..., None], rows, 0)
-    partial = add(partial, own, sees[:, :, None, :])
-    return softmax.finish(partial).reshape(batch, count, heads, latent_size).astype(queries.dtype)
+def _choose(implementation: str | None, queries: jax.Array, cache: jax.Array, latent_size: int, interpret: bool) -> str:
+    """The implementation's name without None and "pallas"."""
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"implementation must be None or one of {IMPLEMENTATIONS}, got {implementation!r}")
+    if implementation is None and jax.default_backend() != "gpu":
+        return "xla"
+    if implementation not in (None, "pallas"):
+        return implementation
+    if interpret:
+        return "triton"
+    if queries.dtype == jnp.float32:
+        return "xla"
+    return "mosaic" if _mosaic_fits(queries, cache, latent_size) else "triton"
 
 
-def _weigh(weights: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.einsum("brk,bkd->brd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32,
-                      precision=_precision(values))
+def _mosaic_fits(queries: jax.Array, cache: jax.Array, latent_size: int) -> bool:
+    if gpu_generation() != "sm_90" or not mosaic_supported():
+        return False
+    try:
+        from pallas_kernels.tree_attention_mosaic import unsupported
+    except ModuleNotFoundError:
+        return False
+    return unsupported(queries.dtype, latent_size, queries.shape[-1], cache.shape[2]) is None
 
 
-def _precision(array: jax.Array) -> lax.Precision:
-    return lax.Precision.HIGHEST if array.dtype == jnp.float32 else lax.Precision.DEFAULT
+def _check(
+    queries: jax.Array,
+    cache: jax.Array,
+    lengths: jax.Array,
+    rows: jax.Array,
+    ancestors: jax.Array,
+    latent_size: int,
+    scale: float,
+) -> None:
+    dtype = queries.dtype
+    if queries.ndim != 4 or dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"queries must be float32 or bfloat16 [B, C, heads, D + R], got {dtype} {queries.shape}")
+    batch, count, _, width = queries.shape
+    if cache.ndim != 4 or (cache.shape[1], cache.shape[3], cache.dtype) != (batch, width, dtype):
+        wanted = f"{dtype} [layers, {batch}, S, {width}] beside queries {queries.shape}"
+        raise ValueError(f"cache must be {wanted}, got {cache.dtype} {cache.shape}")
+    for name, array, shape, kind in (
+        ("lengths", lengths, (batch,), jnp.dtype(jnp.int32)),
+        ("rows", rows, (batch, count, width), dtype),
+        ("ancestors", ancestors, (batch, count, -(-count // 32)), jnp.dtype(jnp.uint32)),
+    ):
+        if array.shape != shape or array.dtype != kind:
+            wanted = f"{kind} {shape} beside queries {queries.shape}"
+            raise ValueError(f"{name} must be {wanted}, got {array.dtype} {array.shape}")
+    if not 0 < latent_size < width or not scale > 0:
+        raise ValueError(f"latent_size must be in 1..{width - 1} and scale positive, got {latent_size} and {scale}")

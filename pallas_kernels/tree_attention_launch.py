@@ -5,13 +5,13 @@ Only sm_90 was tuned, on an H200, for the sizes of K2.6 (512 latent values, 64 r
     there are as many splits as fill the card once (`mosaic_splits`), and as few row tiles as possible;
   * Triton: 64 rows by 32 keys spill a little but reuse the keys most; up to 16 rows the small tile reads no more and
     leaves two programs a multiprocessor. sm_120 has 99 KB of shared memory, which 32 by 32 keys in two stages fit;
-  * merge: about 4,096 partial values a program; it is bound by latency when there are few programs.
+  * merge: about 4,096 partial values a program; it is bound by latency when there are few programs;
+  * `ahead`: measured slower for every value above 0 (33 rows at 131k: 161 us, against 173 to 204 for 2 to 8), so the
+    score warpgroup is not what a block waits for.
 """
 
 import math
 from dataclasses import dataclass
-
-import jax
 
 from pallas_kernels.launch import gpu_generation
 
@@ -46,24 +46,25 @@ class AttentionLaunch:
     triton_merge: MergeLaunch
     multiprocessors: int
     min_blocks: int = 1  # key blocks that are worth a split of their own
-    ahead: int = 4  # Mosaic: chunks of the next block multiplied while a block's softmax runs, 0 to 8
+    partial: str = "float32"  # Mosaic: dtype of the partial sums; "bfloat16" halves what the merge reads
+    ahead: int = 0  # Mosaic: chunks of the next block multiplied while a block's softmax runs, 0 to 8
 
 
 SMALL = TritonLaunch(tile_rows=16, tile_keys=64, warps=4, stages=2)
 LARGE = TritonLaunch(tile_rows=64, tile_keys=32, warps=8, stages=2)
 NARROW = TritonLaunch(tile_rows=32, tile_keys=32, warps=4, stages=2)
-ROW_MAJOR = MergeLaunch(rows=1, columns=256, splits=8)
+FEW_ROWS = MergeLaunch(rows=1, columns=32, splits=32)
+ROW_MAJOR = MergeLaunch(rows=4, columns=64, splits=16)
 
 
 def _table(multiprocessors: int, small: TritonLaunch, large: TritonLaunch) -> tuple[AttentionLaunch, ...]:
     def entry(rows: int, triton: TritonLaunch, merge: MergeLaunch) -> AttentionLaunch:
-        return AttentionLaunch(rows, triton, merge, ROW_MAJOR, multiprocessors)
+        return AttentionLaunch(rows, triton, merge, FEW_ROWS if rows <= 16 else ROW_MAJOR, multiprocessors)
 
     return (
-        entry(16, small, MergeLaunch(rows=8, columns=16, splits=32)),
-        entry(136, large, MergeLaunch(rows=8, columns=16, splits=32)),
-        entry(576, large, MergeLaunch(rows=32, columns=8, splits=16)),
-        entry(1 << 31, large, MergeLaunch(rows=8, columns=128, splits=4)),
+        entry(16, small, MergeLaunch(rows=8, columns=4, splits=32)),
+        entry(136, large, MergeLaunch(rows=32, columns=8, splits=16)),
+        entry(1 << 31, large, MergeLaunch(rows=64, columns=16, splits=4)),
     )
 
 
@@ -88,16 +89,10 @@ def tile_rows(rows: int, limit: int) -> int:
 
 
 def splits(tiles: int, multiprocessors: int) -> int:
-    """Splits of the keys, for programs that are alone on a multiprocessor: fill the card once, or cut what is left over.
+    """Splits of the keys, for programs that are alone on a multiprocessor: as many as run at once.
 
-    With many tiles the count that leaves the least of the last wave idle wins, the smaller one if two are equal.
+    With many tiles, the count that leaves the least of the last wave idle, the smaller one if two are equal.
     """
     if 2 * tiles <= multiprocessors:
         return multiprocessors // tiles
     return min(range(1, 9), key=lambda count: (math.ceil(tiles * count / multiprocessors) / count, count))
-
-
-def generation_of(device: jax.Device) -> int:
-    """10 x major + minor of its compute capability."""
-    major, minor = (int(part) for part in str(device.compute_capability).split("."))
-    return 10 * major + minor

@@ -1,7 +1,7 @@
 """How the keys of one sequence are cut over the programs of tree attention; scalar code that runs inside the kernels.
 
-The committed keys are blocks 0 .. prefix - 1 of `keys` keys each, the last one perhaps partly filled; the tree's own rows
-follow as `tree_blocks` more. Every split takes `per_split` blocks in a row, the last ones fewer or none.
+The committed keys are blocks 0 .. prefix - 1 of `keys` keys each, the last one perhaps partly filled; the tree's own
+rows follow as `tree_blocks` more. Every split takes `per_split` blocks in a row, the last ones fewer or none.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Ancestor words: which row of a tree sees which, as bits.
 
-uint32 [..., C, ceil(C / 32)]: bit j of row i, in word j // 32, says that row i sees row j. A live row sees itself; a row
-without any bit is padding.
+uint32 [..., C, ceil(C / 32)]: bit j of row i, in word j // 32, says that row i sees row j. A live row sees itself; a
+row without any bit is padding.
 """
 
 import jax
@@ -17,7 +17,7 @@ def visible(ancestors: jax.Array, count: int) -> jax.Array:
 
 
 def causal_words(valid: jax.Array) -> jax.Array:
-    """Ancestor words uint32 [B, C, W] of a chunk: row i sees rows 0..i. valid: bool [B, C], a prefix of each sequence."""
+    """Ancestor words uint32 [B, C, W] of a chunk: row i sees rows 0..i. valid: bool [B, C], a prefix per sequence."""
     count = valid.shape[1]
     words = -(-count // 32)
     bits = jnp.tril(jnp.ones((count, words * 32), bool)).reshape(count, words, 32)

@@ -1,4 +1,4 @@
-"""Plain-JAX twin of the tree attention kernels: a loop over blocks of keys with a running softmax. Any device and dtype."""
+"""Plain-JAX twin of the tree attention kernels: a loop over blocks of keys with a running softmax, on any device."""
 
 import jax
 import jax.numpy as jnp
