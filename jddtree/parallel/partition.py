@@ -55,7 +55,8 @@ def _place(array: np.ndarray, parameter: Parameter, mesh: Mesh) -> jax.Array:
     if array.ndim < len(parameter.shape):
         array = array.reshape(parameter.shape[0], -1, *array.shape[1:])
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None  # only for arrays without a sharding
         piece = array[index]
         wanted = [len(range(*cut.indices(size))) for cut, size in zip(index, parameter.shape, strict=True)]
         return np.pad(piece, [(0, want - have) for want, have in zip(wanted, piece.shape, strict=True)])
