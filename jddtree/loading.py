@@ -14,13 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from converters.checkpoint import Report
 from converters.dflash import load_drafter
 from converters.kimi import load_target
 from jddtree.config import DrafterConfig, TargetConfig, check_pair, drafter_config, target_config
 from jddtree.errors import UserError
-from jddtree.models.parameters import Tree, nest
+from jddtree.models.parameters import Parameter, Tree, drafter_parameters, nest, target_parameters
+from jddtree.parallel.mesh import EXPERT_LAYOUTS, make_mesh
+from jddtree.parallel.partition import on_mesh, place
 from jddtree.text.chat import ChatTemplate
 from jddtree.text.stops import stop_ids
 from jddtree.text.tokenizer import Tokenizer
@@ -45,13 +48,15 @@ class Defaults:
 class Model:
     """A target with or without a drafter, ready to compile.
 
-    weights: {"target": tree, "drafter": tree} on the device; dtype: compute dtype; stop_ids: ids that end an answer.
+    weights: {"target": tree, "drafter": tree} on the device or split over `mesh`; dtype: compute dtype; stop_ids: ids
+    that end an answer.
     """
 
     target: TargetConfig
     drafter: DrafterConfig | None
     weights: Tree
     dtype: jnp.dtype
+    mesh: Mesh | None
     tokenizer: Tokenizer
     chat: ChatTemplate
     stop_ids: tuple[int, ...]
@@ -71,6 +76,8 @@ def load(
     *,
     dtype: str = "auto",
     with_drafter: bool = True,
+    mesh: int | None = None,
+    expert_layout: str = "tensor",
     latent_norm_eps: float | None = None,
     drafter_options: dict[str, Any] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -79,8 +86,9 @@ def load(
 
     target: None is the bundled micro pair. draft: None is the bundled drafter for the bundled target, else no drafter.
     dtype: "float32", "bfloat16", or "auto" (bfloat16 on an accelerator). with_drafter: False leaves a drafter out.
-    latent_norm_eps, drafter_options: switches of `target_config` and `drafter_config`. progress: called with ("target"
-    or "drafter", bytes done, bytes in all).
+    mesh: devices to split the model over; None is all accelerators, or one CPU. expert_layout: "tensor" (a slice of
+    every expert on each rank) or "expert" (whole experts). latent_norm_eps, drafter_options: switches of
+    `target_config` and `drafter_config`. progress: called with ("target" or "drafter", bytes done, bytes in all).
     Raises UserError for anything wrong with the folders, and for a drafter made for another target.
     """
     begun = time.perf_counter()
@@ -100,17 +108,20 @@ def load(
             f"{config.vocab_size}; use the files of one model"
         )
     report = lambda part: None if progress is None else lambda done, total: progress(part, done, total)
+    devices = _mesh(mesh, expert_layout)
+    put = lambda arrays, table: _put(arrays, table, devices, expert_layout, config.num_moe_layers)
     arrays, target_report = load_target(target_folder, config, host, progress=report("target"))
-    weights, reports = {"target": jax.device_put(nest(arrays))}, [target_report]
+    weights, reports = {"target": put(arrays, target_parameters(config))}, [target_report]
     if drafter is not None and draft_folder:
         arrays, drafter_report = load_drafter(draft_folder, drafter, host, progress=report("drafter"))
-        weights["drafter"] = jax.device_put(nest(arrays))
+        weights["drafter"] = put(arrays, drafter_parameters(drafter))
         reports.append(drafter_report)
     return Model(
         target=config,
         drafter=drafter,
         weights=jax.block_until_ready(weights),
         dtype=compute,
+        mesh=devices,
         tokenizer=tokenizer,
         chat=ChatTemplate.from_directory(target_folder),
         stop_ids=stop_ids(target_folder, tokenizer),
@@ -118,6 +129,24 @@ def load(
         load_seconds=time.perf_counter() - begun,
         reports=tuple(reports),
     )
+
+
+def _mesh(count: int | None, expert_layout: str) -> Mesh | None:
+    """The mesh to load onto; None for one device"""
+    if expert_layout not in EXPERT_LAYOUTS:
+        raise UserError(f"--expert-layout is {expert_layout!r}, but must be one of {', '.join(EXPERT_LAYOUTS)}")
+    if count is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
+        count = 1
+    made = make_mesh(count)
+    return made if made.size > 1 else None
+
+
+def _put(
+    arrays: dict[str, np.ndarray], table: dict[str, Parameter], mesh: Mesh | None, layout: str, layers: int
+) -> Tree:
+    if mesh is None:
+        return jax.device_put(nest(arrays))
+    return place(arrays, on_mesh(table, mesh.size, layout, layers), mesh)
 
 
 def _dtype(name: str) -> jnp.dtype:

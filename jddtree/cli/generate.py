@@ -19,6 +19,7 @@ from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.generate import Piece, Result, stream
 from jddtree.errors import UserError
 from jddtree.loading import Model, load
+from jddtree.parallel.processes import finish, is_first, start
 
 
 def run(
@@ -41,6 +42,11 @@ def run(
     rounds_per_dispatch: int | None,
     kernels: str,
     compile_cache: bool,
+    mesh: int | None,
+    expert_layout: str,
+    coordinator: str | None,
+    processes: int | None,
+    process_id: int | None,
     json_output: bool,
     quiet: bool,
     **request: Any,
@@ -49,26 +55,39 @@ def run(
 
     Raises UserError for whatever cannot be used, and KeyboardInterrupt after Ctrl-C, with the statistics written.
     """
+    start(coordinator, processes, process_id)
     use_compile_cache(compile_cache)
     given = read_prompt(prompt, prompt_file, prompt_ids, messages)
     shapes = {"rows": capacity, "context": max_context, "chunk": prefill_chunk, "rounds": rounds_per_dispatch}
-    silent = quiet or json_output
+    first = is_first()
+    silent = quiet or json_output or not first
     with LoadBar(silent) as bar:
         wants_drafter = request["method"] != "ar" or draft is not None
-        model = load(target, draft, dtype=dtype, with_drafter=wants_drafter, progress=bar.update)
+        model = load(
+            target,
+            draft,
+            dtype=dtype,
+            with_drafter=wants_drafter,
+            mesh=mesh,
+            expert_layout=expert_layout,
+            progress=bar.update,
+        )
     if given is None:
         given, raw = default_prompt(model), False
     engine, made = prepare(
         model, given, raw=raw, system_prompt=system_prompt, thinking=thinking, ignore_eos=ignore_eos,
         kernels=None if kernels == "auto" else kernels, capacity=shapes, **request,
     )  # fmt: skip
-    result, interrupted = write(model, engine, made, stop or [], echo=not json_output)
-    if json_output:
+    result, interrupted = write(model, engine, made, stop or [], echo=first and not json_output)
+    if not first:
+        pass
+    elif json_output:
         print(json.dumps(report(model, made, result), ensure_ascii=False))
     elif not quiet:
         print(stats.lines(made.method, result.statistics), file=sys.stderr)
     if interrupted:
         raise KeyboardInterrupt
+    finish()
 
 
 def read_prompt(

@@ -28,6 +28,10 @@ Target = Annotated[
     Path | None, typer.Option("--target", help="Folder of a Kimi K2.6 checkpoint. Default: the bundled micro model.")
 ]
 Draft = Annotated[Path | None, typer.Option("--draft", help="Folder of a DFlash drafter for the target.")]
+Mesh = Annotated[int | None, typer.Option("--mesh", help="Devices to split the model over. Default: all accelerators.")]
+ExpertLayout = Annotated[
+    Literal["tensor", "expert"], typer.Option(help="On each rank a slice of every expert, or whole experts.")
+]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16"], typer.Option(help="Compute type; auto is bfloat16 on an accelerator.")
 ]
@@ -92,6 +96,13 @@ def generate(
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per prefill call.")] = None,
     rounds_per_dispatch: Annotated[int | None, typer.Option(help="Rounds between two looks at the result.")] = None,
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
+    coordinator: Annotated[
+        str | None, typer.Option(help="HOST:PORT of process 0, when several processes run the model together.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="How many processes there are.")] = None,
+    process_id: Annotated[int | None, typer.Option(help="Which of them this one is, from 0.")] = None,
     kernels: Annotated[
         Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
     ] = "auto",
@@ -145,6 +156,14 @@ def main() -> None:
     sys.exit(guarded(lambda: app(standalone_mode=False)))
 
 
+def tell_others(message: str) -> None:
+    """Pass a failure on to the other processes of this run, if JAX was started at all."""
+    if "jax" in sys.modules:
+        from jddtree.parallel.processes import fail
+
+        fail(message)
+
+
 def guarded(command: Callable[[], object]) -> int:
     """Run a command and return the exit code that its end means; see the module."""
     try:
@@ -153,6 +172,7 @@ def guarded(command: Callable[[], object]) -> int:
         return result if isinstance(result, int) else 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        tell_others(str(error))
         return 1
     except typer.Exit as end:
         return end.exit_code

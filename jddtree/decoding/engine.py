@@ -5,14 +5,16 @@ budgets, methods, sampling and stop positions are data. Token ids in, token ids 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jddtree.config import check_pair
 from jddtree.decoding import rounds
@@ -22,8 +24,11 @@ from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, STOP_IDS, Contr
 from jddtree.decoding.tree import Shape
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree
+from jddtree.parallel.mesh import AXIS
 
 METHODS = ("ar", "dflash", "ddtree")
+# The drafter's cache is split by key heads, the latent cache is on every rank.
+STATE_SPECS = State(P(), P(None, None, None, AXIS), P(None, None, None, AXIS), P(), P(), P(), P())
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,14 @@ class Dispatch(NamedTuple):
 class Engine:
     """Compiled prefill and rounds over one set of weights.
 
-    weights: {"target": tree, "drafter": tree or absent} of arrays on the device; dtype: that of the caches.
+    weights: {"target": tree, "drafter": tree or absent} of arrays on the device; dtype: that of the caches; mesh: the
+    one that the weights are on, when the program has an axis.
     """
 
     program: Program
     weights: Tree
     dtype: jnp.dtype
+    mesh: Mesh | None = None
     compile_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -79,15 +86,30 @@ class Engine:
         flags = jax.ShapeDtypeStruct((batch,), jnp.bool_)
         counts = jax.ShapeDtypeStruct((batch,), jnp.int32)
         tokens = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
-        self._prefill = _compile(
-            rounds.prefill, self.program, self.weights, state, controls, Chunk(tokens, counts, flags)
-        )
-        self._rounds = _compile(rounds.run_rounds, self.program, self.weights, state, controls)
+        self._prefill = self._compile(rounds.prefill, state, controls, Chunk(tokens, counts, flags))
+        self._rounds = self._compile(rounds.run_rounds, state, controls)
         self.compile_seconds = time.perf_counter() - begun
 
+    def _compile(self, function: Callable, *arguments: Any) -> jax.stages.Compiled:
+        """Compile for exactly these shapes; calling with others raises instead of compiling again. The state is
+        donated.
+        """
+        call = partial(function, self.program)
+        if self.mesh is not None:
+            specs = jax.tree.map(lambda array: array.sharding.spec, self.weights)
+            state, *others = STATE_SPECS, *[P()] * (len(arguments) - 1)
+            call = jax.shard_map(
+                call, mesh=self.mesh, in_specs=(specs, state, *others), out_specs=(state, P()), check_vma=False
+            )
+        return jax.jit(call, donate_argnums=1).lower(self.weights, *arguments).compile()
+
     def abstract_state(self) -> State:
-        """Shapes and dtypes of the state."""
-        return jax.eval_shape(self._new_state)
+        """Shapes, dtypes and shardings of the state."""
+        state = jax.eval_shape(self._new_state)
+        if self.mesh is None:
+            return state
+        sharded = lambda array, sharding: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+        return jax.tree.map(sharded, state, self._shardings())
 
     def abstract_controls(self) -> Controls:
         """Shapes and dtypes of the controls."""
@@ -95,7 +117,16 @@ class Engine:
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), controls)
 
     def _new_state(self) -> State:
-        return initial_state(self.program.target, self.program.drafter, self.program.capacity, self.dtype)
+        program, heads = self.program, None
+        if program.drafter is not None:
+            heads = self.weights["drafter"]["layers"]["k"].shape[1] // program.drafter.head_dim
+        shardings = self._shardings() if self.mesh is not None else None
+        return initial_state(program.target, program.drafter, program.capacity, self.dtype, shardings, heads)
+
+    def _shardings(self) -> State:
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec), STATE_SPECS, is_leaf=lambda x: isinstance(x, P)
+        )
 
     def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
         """Prefill one request per sequence (None leaves it idle) into a new state.
@@ -202,14 +233,9 @@ class Engine:
         )
 
 
-def _compile(function, program: Program, *arguments) -> jax.stages.Compiled:
-    """Compile for exactly these shapes; calling with others raises instead of compiling again. The state is donated."""
-    return jax.jit(partial(function, program), donate_argnums=1).lower(*arguments).compile()
-
-
 def _where(fresh: np.ndarray, value: int, old: jax.Array) -> jax.Array:
     """A small per-sequence array with some entries replaced; on the host, where it compiles nothing"""
-    return jax.device_put(np.where(fresh, np.int32(value), np.asarray(old)).astype(np.int32))
+    return jax.device_put(np.where(fresh, np.int32(value), np.asarray(old)).astype(np.int32), old.sharding)
 
 
 def check_program(program: Program) -> None:

@@ -11,6 +11,7 @@ from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import Capacity
 from jddtree.loading import Model
+from jddtree.parallel.mesh import AXIS
 from jddtree.text.detokenizer import Detokenizer
 from jddtree.text.stop_strings import StopStrings
 
@@ -88,14 +89,15 @@ def default_capacity(model: Model, request: Request, **changes: int | None) -> C
 
 def program_for(model: Model, capacity: Capacity, kernels: str | None = None) -> Program:
     """What to compile for a capacity; without room for a node the drafter is left out."""
-    return Program(model.target, model.drafter if capacity.rows > 1 else None, capacity, kernels)
+    drafter = model.drafter if capacity.rows > 1 else None
+    return Program(model.target, drafter, capacity, kernels, AXIS if model.mesh else None)
 
 
 def compile_engine(model: Model, capacity: Capacity, kernels: str | None = None) -> Engine:
     """Compile prefill and rounds for a capacity. Raises UserError when the capacity cannot work."""
     program = program_for(model, capacity, kernels)
     weights = model.weights if program.drafter else {"target": model.weights["target"]}
-    return Engine(program, weights, model.dtype)
+    return Engine(program, weights, model.dtype, model.mesh)
 
 
 def stream_batch(

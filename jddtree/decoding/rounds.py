@@ -34,14 +34,15 @@ from pallas_kernels.tree_attention import causal_words
 
 @dataclass(frozen=True)
 class Program:
-    """Everything that is fixed when the round is compiled. kernels: implementation of the kernels, None for the
-    best.
+    """Everything that is fixed when the round is compiled. kernels: implementation of the kernels, None for the best.
+    axis: the mesh axis that the weights are split over, None on one device.
     """
 
     target: TargetConfig
     drafter: DrafterConfig | None
     capacity: Capacity
     kernels: str | None = None
+    axis: str | None = None
 
     @property
     def block(self) -> int:
@@ -102,8 +103,8 @@ class Models:
     def __init__(self, program: Program, weights: parameters.Tree):
         self.program = program
         taps = program.drafter.target_layer_ids if program.drafter else ()
-        self.target = Target(program.target, weights["target"], taps, program.kernels)
-        self.drafter = Drafter(program.drafter, weights["drafter"]) if program.drafter else None
+        self.target = Target(program.target, weights["target"], taps, program.kernels, program.axis)
+        self.drafter = Drafter(program.drafter, weights["drafter"], program.axis) if program.drafter else None
         capacity = program.capacity
         self.lattice = lattice(program.block - 1, capacity.rows - 1, capacity.candidates)
 
@@ -115,9 +116,9 @@ def one_round(models: Models, state: State, controls: Controls) -> tuple[State, 
     rows = Rows(state.length[:, None] + tree.depths, tree.valid, tree.ancestors, state.length)
     scored = models.target(tree.tokens, rows, state.latents)
     logits = models.target.logits(scored.hidden)
-    choices = choose(logits, rows.positions + 1, controls.sampling)
+    choices = choose(logits, rows.positions + 1, controls.sampling, models.target.vocabulary)
     path, accepted = walk(tree, choices, models.program.block)
-    finite = jnp.isfinite(logits).all(-1) | ~tree.valid
+    finite = models.target.vocabulary.finite(logits) | ~tree.valid
     tokens = jnp.take_along_axis(choices, path, axis=1)
     state, emitted = commit(models, state, controls, scored, path, accepted, tokens, finite.all(1))
     shown = jnp.arange(models.program.block)[None] < emitted[:, None]
@@ -149,9 +150,10 @@ def draft(models: Models, drafter: Drafter, state: State) -> tuple[jax.Array, ja
     embedded = models.target.embed(jnp.concatenate([state.root[:, None], masks], axis=1))
     logits = models.target.head(drafter(embedded, state.length, state.keys, state.values))
     if (cap := config.final_logit_softcapping) is not None:
-        logits = cap * jnp.tanh(logits / cap)
-    best, ids = lax.top_k(logits, models.program.capacity.candidates)
-    return best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), ids
+        logits = models.target.vocabulary.mask(cap * jnp.tanh(logits / cap))
+    vocabulary = models.target.vocabulary
+    best, ids = vocabulary.top_k(logits, models.program.capacity.candidates)
+    return best - vocabulary.logsumexp(logits), ids
 
 
 def no_draft(models: Models, state: State) -> tuple[jax.Array, jax.Array]:
@@ -242,10 +244,10 @@ def first_token(models: Models, state: State, controls: Controls, scored: Scored
     """Choose the first root of the sequences whose prompt ends in this chunk."""
     final = jnp.maximum(chunk.counts - 1, 0)[:, None]
     logits = models.target.logits(jnp.take_along_axis(scored.hidden, final[:, :, None], axis=1))
-    token = choose(logits, state.length[:, None], controls.sampling)
+    token = choose(logits, state.length[:, None], controls.sampling, models.target.vocabulary)
     before = state._replace(length=state.length - 1, emitted=jnp.zeros_like(state.emitted))
     one, finish = cut(models.program, before, controls, token, jnp.ones_like(state.length))
-    finish = jnp.where(jnp.isfinite(logits).all((1, 2)), finish, BROKEN)
+    finish = jnp.where(models.target.vocabulary.finite(logits)[:, 0], finish, BROKEN)
     return state._replace(
         root=jnp.where(chunk.last, token[:, 0], state.root),
         emitted=jnp.where(chunk.last, one, state.emitted),

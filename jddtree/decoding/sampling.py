@@ -10,6 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.random import threefry2x32_p
+
+from jddtree.parallel.vocabulary import Vocabulary
 
 
 class Sampling(NamedTuple):
@@ -21,40 +24,55 @@ class Sampling(NamedTuple):
     sequence: jax.Array
 
 
-def choose(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
+def choose(
+    logits: jax.Array, positions: jax.Array, sampling: Sampling, vocabulary: Vocabulary | None = None
+) -> jax.Array:
     """The token that follows each row, int32 [B, C]; the lowest id wins ties.
 
-    logits: float32 [B, C, V]; positions: int32 [B, C], the absolute position of the token being chosen.
+    logits: float32 [B, C, V], or this rank's part of them; positions: int32 [B, C], the absolute position of the token
+    being chosen; vocabulary: how the logits are split, None if they are not.
     """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    vocabulary = vocabulary or Vocabulary(logits.shape[-1])
+    greedy = vocabulary.argmax(logits)
 
     def sample() -> jax.Array:
         temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
-        scaled = (logits - logits.max(-1, keepdims=True)) / temperature[:, None, None]
-        filtered = lax.cond((sampling.top_p < 1).any(), lambda: _nucleus(scaled, sampling.top_p), lambda: scaled)
-        noisy = filtered + _noise(positions, sampling, logits.shape[-1])
-        sampled = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+        scaled = (logits - vocabulary.maximum(logits)) / temperature[:, None, None]
+        filtered = lax.cond(
+            (sampling.top_p < 1).any(), lambda: _nucleus(scaled, sampling.top_p, vocabulary), lambda: scaled
+        )
+        noisy = filtered + _noise(positions, sampling, vocabulary.ids(logits.shape[-1]))
+        sampled = vocabulary.argmax(noisy)
         return jnp.where((sampling.temperature > 0)[:, None], sampled, greedy)
 
     return lax.cond((sampling.temperature > 0).any(), sample, lambda: greedy)
 
 
-def _nucleus(logits: jax.Array, top_p: jax.Array) -> jax.Array:
+def _nucleus(logits: jax.Array, top_p: jax.Array, vocabulary: Vocabulary) -> jax.Array:
     """Keep the fewest most probable tokens that reach top_p; tokens as probable as the last one kept stay too"""
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    descending = lax.sort(probabilities, dimension=2)[..., ::-1]
+    probabilities = jnp.exp(logits - vocabulary.logsumexp(logits))
+    descending = lax.sort(vocabulary.gather(probabilities), dimension=2)[..., ::-1]
     before = jnp.cumsum(descending, axis=-1) - descending
     last = jnp.where(before < top_p[:, None, None], descending, jnp.inf).min(-1, keepdims=True)
     kept = (probabilities >= last) | (top_p >= 1)[:, None, None]  # rounded sums reach 1 before the tail does
     return jnp.where(kept, logits, -jnp.inf)
 
 
-def _noise(positions: jax.Array, sampling: Sampling, vocabulary: int) -> jax.Array:
-    """Gumbel noise float32 [B, C, V]"""
+def _noise(positions: jax.Array, sampling: Sampling, ids: jax.Array) -> jax.Array:
+    """Gumbel noise float32 [B, C, V] of consecutive ids int32 [V]"""
 
     def row(seed: jax.Array, sequence: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), sequence), position)
-        return jax.random.gumbel(key, (vocabulary,))
+        return _gumbel(key, ids)
 
     rows = jax.vmap(jax.vmap(row, (None, None, 0)))
     return rows(sampling.seed, sampling.sequence, positions)
+
+
+def _gumbel(key: jax.Array, ids: jax.Array) -> jax.Array:
+    """Noise of each id, float32: jax.random.gumbel's own values, but a rank makes only its slice and all agree"""
+    words = jnp.broadcast_to(jax.random.key_data(key)[:, None], (2, *ids.shape))
+    first, second = threefry2x32_p.bind(words[0], words[1], jnp.zeros_like(words[0]), ids.astype(jnp.uint32))
+    mantissa = lax.bitcast_convert_type(((first ^ second) >> 9) | jnp.uint32(0x3F800000), jnp.float32) - 1.0
+    uniform = jnp.maximum(mantissa, jnp.finfo(jnp.float32).tiny)
+    return -jnp.log(-jnp.log(uniform))

@@ -64,11 +64,22 @@ class Controls(NamedTuple):
     stop_ids: jax.Array
 
 
-def initial_state(target: TargetConfig, drafter: DrafterConfig | None, capacity: Capacity, dtype: jnp.dtype) -> State:
-    """Empty caches and idle sequences."""
+def initial_state(
+    target: TargetConfig,
+    drafter: DrafterConfig | None,
+    capacity: Capacity,
+    dtype: jnp.dtype,
+    shardings: State | None = None,
+    key_heads: int | None = None,
+) -> State:
+    """Empty caches and idle sequences. Under a mesh, shardings says where each array goes, and key_heads how many of
+    the drafter's key heads there are with padding.
+    """
     batch, context = capacity.sequences, capacity.context
     layers, heads, size = (
-        (drafter.num_hidden_layers, drafter.num_key_value_heads, drafter.head_dim) if drafter else (0, 1, 1)
+        (drafter.num_hidden_layers, key_heads or drafter.num_key_value_heads, drafter.head_dim)
+        if drafter
+        else (0, 1, 1)
     )
     drafter_cache = (layers, batch, context, heads, size)
     zeros = np.zeros(batch, np.int32)
@@ -78,7 +89,7 @@ def initial_state(target: TargetConfig, drafter: DrafterConfig | None, capacity:
         values=np.zeros(drafter_cache, dtype),
         root=zeros, length=zeros.copy(), emitted=zeros.copy(), finish=np.full(batch, IDLE, np.int32),
     )  # fmt: skip
-    return State(*(jax.device_put(array) for array in host))
+    return jax.device_put(host, shardings) if shardings else State(*(jax.device_put(array) for array in host))
 
 
 def append_rows(cache: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:

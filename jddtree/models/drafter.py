@@ -12,8 +12,9 @@ from jax import lax
 
 from jddtree.config import DrafterConfig
 from jddtree.models import rope
-from jddtree.models.layers import Weights, gated_mlp, linear, rms_norm
+from jddtree.models.layers import Weights, contract, gated_mlp, linear, rms_norm
 from jddtree.models.parameters import Tree
+from jddtree.parallel.mesh import total
 from pallas_kernels import softmax
 
 KEY_BLOCK = 128
@@ -22,9 +23,9 @@ KEY_BLOCK = 128
 class DrafterLayer(Weights):
     """One Qwen3-shaped layer: grouped queries, norms on queries and keys, rotation over the whole head."""
 
-    def __init__(self, config: DrafterConfig, arrays: dict[str, jax.Array]):
+    def __init__(self, config: DrafterConfig, arrays: dict[str, jax.Array], axis: str | None = None):
         super().__init__(arrays)
-        self.config = config
+        self.config, self.axis = config, axis
 
     def __call__(self, x, positions, lengths, keys, values, layer, window, causal):
         """Block rows [B, block, H] after the layer.
@@ -42,9 +43,9 @@ class DrafterLayer(Weights):
         distance = offset[:, None] - offset[None, :]
         inside = (jnp.abs(distance) < window) & (~causal | (distance >= 0))
         out = _attend(query, keys, values, layer, lengths, positions, window, own_keys, own_values, inside)
-        x = x + linear(out, self.o)
+        x = x + total(contract(out, self.o[...]), self.axis).astype(x.dtype)
         normed = rms_norm(x, self.post_norm, config.rms_norm_eps)
-        return x + gated_mlp(normed, self.mlp_gate, self.mlp_up, self.mlp_down).astype(x.dtype)
+        return x + total(gated_mlp(normed, self.mlp_gate, self.mlp_up, self.mlp_down), self.axis).astype(x.dtype)
 
     def keys_values(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Rotated keys and values of rows [B, n, H], each [B, n, key heads, head_dim]."""
@@ -58,10 +59,10 @@ class DrafterLayer(Weights):
 
 
 class Drafter(nnx.Module):
-    """The whole drafter; arrays: the tree of `drafter_parameters`."""
+    """The whole drafter; arrays: the tree of `drafter_parameters`, or a rank's slices of it."""
 
-    def __init__(self, config: DrafterConfig, arrays: Tree):
-        self.config = config
+    def __init__(self, config: DrafterConfig, arrays: Tree, axis: str | None = None):
+        self.config, self.axis = config, axis
         self.ends = Weights({name: arrays[name] for name in ("fc", "hidden_norm", "norm")})
         self.layers = Weights(arrays["layers"])
 
@@ -74,7 +75,7 @@ class Drafter(nnx.Module):
         cos, sin = rope.tables(self.config.rope, positions)
 
         def layer(_, arrays):
-            return None, DrafterLayer(self.config, arrays).keys_values(projected, cos, sin)
+            return None, DrafterLayer(self.config, arrays, self.axis).keys_values(projected, cos, sin)
 
         return lax.scan(layer, None, self.layers.arrays())[1]
 
@@ -95,7 +96,9 @@ class Drafter(nnx.Module):
 
         def layer(x, inputs):
             arrays, index, window, causal = inputs
-            return DrafterLayer(config, arrays)(x, positions, lengths, keys, values, index, window, causal), None
+            return DrafterLayer(config, arrays, self.axis)(
+                x, positions, lengths, keys, values, index, window, causal
+            ), None
 
         stack = (self.layers.arrays(), jnp.arange(len(windows)), windows, jnp.asarray(config.causal))
         x, _ = lax.scan(layer, embedded, stack)

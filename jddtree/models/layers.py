@@ -44,6 +44,6 @@ def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Arr
 
 
 def gated_mlp(x: jax.Array, gate: nnx.Param, up: nnx.Param, down: nnx.Param) -> jax.Array:
-    """down(silu(gate x) * up x), no biases; float32, for the caller to add up and round."""
+    """down(silu(gate x) * up x), no biases; float32, a partial sum where the width is split over ranks."""
     inner = jax.nn.silu(contract(x, gate[...])) * contract(x, up[...])
     return contract(inner.astype(x.dtype), down[...])

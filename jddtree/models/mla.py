@@ -9,16 +9,19 @@ import jax.numpy as jnp
 
 from jddtree.config import TargetConfig
 from jddtree.models import rope
-from jddtree.models.layers import Weights, linear, rms_norm
+from jddtree.models.layers import Weights, contract, linear, rms_norm
+from jddtree.parallel.mesh import total
 from pallas_kernels.tree_attention import tree_attention
 
 
 class LatentAttention(Weights):
     """The attention half of a layer; parameters are named as in `models.parameters`."""
 
-    def __init__(self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None):
+    def __init__(
+        self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None = None, axis: str | None = None
+    ):
         super().__init__(arrays)
-        self.config, self.kernels = config, kernels
+        self.config, self.kernels, self.axis = config, kernels, axis
 
     def attend(self, x, positions, cache, layer, lengths, ancestors):
         """Return the layer's attention output [B, C, hidden] and its cache rows [B, C, latent_size].
@@ -32,7 +35,7 @@ class LatentAttention(Weights):
             self.queries(x, cos, sin), cache, layer, lengths, rows, ancestors,
             latent_size=config.kv_lora_rank, scale=config.softmax_scale, implementation=self.kernels,
         )  # fmt: skip
-        return linear(self.values(out), self.o), rows
+        return total(contract(self.values(out), self.o[...]), self.axis).astype(x.dtype), rows
 
     def cache_rows(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """[B, C, latent + rotated key]"""

@@ -6,6 +6,7 @@ part in the choice only; weights are the chosen sigmoids, normalised, times rout
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jddtree.config import TargetConfig
 from jddtree.models.layers import contract
@@ -33,14 +34,25 @@ def mixture(
     experts: PackedExperts,
     layer: jax.Array,
     config: TargetConfig,
-    kernels: str | None,
+    kernels: str | None = None,
+    axis: str | None = None,
 ) -> jax.Array:
-    """Weighted sum of the routed experts, [T, hidden] in the dtype of x.
+    """Weighted sum of the routed experts, float32 [T, hidden]; a rank's part of it under a mesh.
 
-    valid: bool [T]; other rows are routed nowhere and give 0. experts: those of all layers; layer: int32, the MoE
-    layer.
+    valid: bool [T]; other rows are routed nowhere and give 0. experts: those of all layers, or this rank's slices of
+    them, or this rank's experts of every layer; layer: int32, the MoE layer.
     """
+    held = experts.number // config.num_moe_layers
+    if axis is not None and held < config.n_routed_experts:
+        ids = ids - lax.axis_index(axis) * held
     return expert_mlp(
-        x, ids, weights, valid, experts, layer * config.n_routed_experts,
-        num_experts=config.n_routed_experts, implementation=kernels,
-    )  # fmt: skip
+        x,
+        ids,
+        weights,
+        valid,
+        experts,
+        layer * held,
+        num_experts=held,
+        implementation=kernels,
+        out_dtype=jnp.dtype(jnp.float32),
+    )

@@ -10,7 +10,7 @@ Differences from the Hugging Face tensors, all made while reading a checkpoint:
 * router weights are float32; experts are in the tile order of `converters.packing`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jddtree.config import DrafterConfig, TargetConfig
@@ -22,12 +22,14 @@ Tree = dict[str, Any]
 class Parameter:
     """One array. dtype: "compute" (bfloat16 or float32, chosen at load), "float32" or "int32" (packed INT4 and scales).
 
-    split: the axis divided over the ranks of a mesh; None is replicated.
+    split: the axis divided over the ranks of a mesh; None is replicated. unit: entries of that axis that stay together
+    (the rows of a head). Where ranks * unit does not divide it, a mesh pads with zeros, which change nothing.
     """
 
     shape: tuple[int, ...]
     dtype: str = "compute"
     split: int | None = None
+    unit: int = 1
 
 
 def target_parameters(config: TargetConfig) -> dict[str, Parameter]:
@@ -53,12 +55,13 @@ def drafter_parameters(config: DrafterConfig) -> dict[str, Parameter]:
     """The drafter's parameters by dotted path; embedding and head are the target's."""
     hidden, dim = config.hidden_size, config.head_dim
     queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    group = dim * (config.num_attention_heads // config.num_key_value_heads)
     layer = {
         "input_norm": Parameter((hidden,)),
-        "q": Parameter((queries, hidden), split=0),
-        "k": Parameter((keys, hidden), split=0),
-        "v": Parameter((keys, hidden), split=0),
-        "o": Parameter((hidden, queries), split=1),
+        "q": Parameter((queries, hidden), split=0, unit=group),
+        "k": Parameter((keys, hidden), split=0, unit=dim),
+        "v": Parameter((keys, hidden), split=0, unit=dim),
+        "o": Parameter((hidden, queries), split=1, unit=group),
         "q_norm": Parameter((dim,)),
         "k_norm": Parameter((dim,)),
         "post_norm": Parameter((hidden,)),
@@ -89,12 +92,12 @@ def _attention(config: TargetConfig) -> dict[str, Parameter]:
         "input_norm": Parameter((hidden,)),
         "q_a": Parameter((config.q_lora_rank, hidden)),
         "q_a_norm": Parameter((config.q_lora_rank,)),
-        "q_b": Parameter((heads * query, config.q_lora_rank), split=0),
+        "q_b": Parameter((heads * query, config.q_lora_rank), split=0, unit=query),
         "kv_a": Parameter((config.latent_size, hidden)),
         "kv_a_norm": Parameter((latent,)),
         "k_up": Parameter((heads, config.qk_nope_head_dim, latent), split=0),
         "v_up": Parameter((heads, config.v_head_dim, latent), split=0),
-        "o": Parameter((hidden, heads * config.v_head_dim), split=1),
+        "o": Parameter((hidden, heads * config.v_head_dim), split=1, unit=config.v_head_dim),
         "post_norm": Parameter((hidden,)),
     }
 
@@ -112,9 +115,9 @@ def _experts(config: TargetConfig) -> dict[str, Parameter]:
     count = config.num_moe_layers * config.n_routed_experts
     hidden, width = config.hidden_size, config.moe_intermediate_size
     return {
-        "experts.gate_up": Parameter((count, width // 32, hidden // 32, 256), "int32", split=1),
-        "experts.gate_up_scale": Parameter((count, width // 32, hidden // 32, 32), "int32", split=1),
-        "experts.down": Parameter((count, hidden // 32, width // 32, 128), "int32", split=2),
+        "experts.gate_up": Parameter((count, width // 32, hidden // 32, 256), "int32", split=1, unit=2),
+        "experts.gate_up_scale": Parameter((count, width // 32, hidden // 32, 32), "int32", split=1, unit=2),
+        "experts.down": Parameter((count, hidden // 32, width // 32, 128), "int32", split=2, unit=2),
         "experts.down_scale": Parameter((count, hidden // 32, width // 64, 32), "int32", split=2),
     }
 
@@ -122,6 +125,6 @@ def _experts(config: TargetConfig) -> dict[str, Parameter]:
 def _stack(name: str, layers: int, table: dict[str, Parameter]) -> dict[str, Parameter]:
     def stacked(parameter: Parameter) -> Parameter:
         split = None if parameter.split is None else parameter.split + 1
-        return Parameter((layers, *parameter.shape), parameter.dtype, split)
+        return replace(parameter, shape=(layers, *parameter.shape), split=split)
 
     return {f"{name}.{path}": stacked(parameter) for path, parameter in table.items()}

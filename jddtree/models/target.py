@@ -17,6 +17,8 @@ from jddtree.models.layers import Weights, contract, gated_mlp, rms_norm
 from jddtree.models.mla import LatentAttention
 from jddtree.models.moe import mixture, route
 from jddtree.models.parameters import Tree
+from jddtree.parallel.mesh import total
+from jddtree.parallel.vocabulary import Vocabulary
 from pallas_kernels.expert_matmul import PackedExperts
 
 
@@ -54,23 +56,24 @@ class DenseLayer(LatentAttention):
 
     def feed_forward(self, x: jax.Array, valid: jax.Array) -> jax.Array:
         """[B, C, H] to the same shape"""
-        return gated_mlp(x, self.mlp_gate, self.mlp_up, self.mlp_down).astype(x.dtype)
+        return total(gated_mlp(x, self.mlp_gate, self.mlp_up, self.mlp_down), self.axis).astype(x.dtype)
 
 
 class MoELayer(DenseLayer):
     """Attention and a mixture of experts; `experts` holds those of all layers, `index` says which MoE layer this is."""
 
-    def __init__(self, config, arrays, kernels, experts: Weights, index: jax.Array):
-        super().__init__(config, arrays, kernels)
+    def __init__(self, config, arrays, kernels, axis, experts: Weights, index: jax.Array):
+        super().__init__(config, arrays, kernels, axis)
         self.experts, self.index = experts, nnx.Variable(index)
 
     def feed_forward(self, x: jax.Array, valid: jax.Array) -> jax.Array:
         flat = x.reshape(-1, self.config.hidden_size)
         ids, weights = route(flat, self.router[...], self.router_bias[...], self.config)
         experts = PackedExperts(**self.experts.arrays())
-        routed = mixture(flat, ids, weights, valid.reshape(-1), experts, self.index[...], self.config, self.kernels)
+        rows, index = valid.reshape(-1), self.index[...]
+        routed = mixture(flat, ids, weights, rows, experts, index, self.config, self.kernels, self.axis)
         shared = gated_mlp(x, self.shared_gate, self.shared_up, self.shared_down)
-        return (routed.reshape(x.shape).astype(jnp.float32) + shared).astype(x.dtype)
+        return total(routed.reshape(x.shape) + shared, self.axis).astype(x.dtype)
 
 
 class Target(nnx.Module):
@@ -79,24 +82,42 @@ class Target(nnx.Module):
     kernels: implementation of the kernels ("xla", "pallas" or None for the best one on this device).
     """
 
-    def __init__(self, config: TargetConfig, arrays: Tree, taps: tuple[int, ...] = (), kernels: str | None = None):
-        self.config, self.taps, self.kernels = config, taps, kernels
+    def __init__(
+        self,
+        config: TargetConfig,
+        arrays: Tree,
+        taps: tuple[int, ...] = (),
+        kernels: str | None = None,
+        axis: str | None = None,
+    ):
+        self.config, self.taps, self.kernels, self.axis = config, taps, kernels, axis
         self.ends = Weights({name: arrays[name] for name in ("embed", "norm", "head")})
         self.dense = Weights(arrays.get("dense", {}))
         self.moe = Weights(arrays["moe"])
-        self.experts = Weights(arrays["experts"])
+        self.experts = Weights({name: _one_stack(array) for name, array in arrays["experts"].items()})
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids int32 [...] to [..., H]; ids outside the vocabulary give its last row."""
-        return jnp.take(self.ends.embed[...], tokens, axis=0, mode="clip")
+        table = self.ends.embed[...]
+        if self.axis is None:
+            return jnp.take(table, tokens, axis=0, mode="clip")
+        local = tokens - lax.axis_index(self.axis) * table.shape[0]
+        here = (local >= 0) & (local < table.shape[0])
+        found = jnp.where(here[..., None], jnp.take(table, local, axis=0, mode="clip"), 0)
+        return lax.psum(found, self.axis)  # exact: one rank holds the row, the others add zeros
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Residual stream [..., H] through the final norm and the head, float32 [..., vocab]."""
+        """Residual stream [..., H] through the final norm and the head, float32 [..., vocab], or a rank's ids of it."""
         return self.head(rms_norm(hidden, self.ends.norm, self.config.rms_norm_eps))
 
     def head(self, normed: jax.Array) -> jax.Array:
         """Normed rows [..., H] to float32 logits [..., vocab]; the drafter uses it after its own norm."""
-        return contract(normed, self.ends.head[...])
+        return self.vocabulary.mask(contract(normed, self.ends.head[...]))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """How the logits are split over ranks."""
+        return Vocabulary(self.config.vocab_size, self.axis)
 
     def __call__(self, tokens: jax.Array, rows: Rows, cache: jax.Array) -> Scored:
         """Score int32 tokens [B, C] against cache [layers, B, S, latent_size]."""
@@ -126,14 +147,19 @@ class Target(nnx.Module):
         return Scored(x, flat_taps, jnp.concatenate([*latents, rest]))
 
     def _dense_layer(self, arrays: Tree, layer: jax.Array) -> DenseLayer:
-        return DenseLayer(self.config, arrays, self.kernels)
+        return DenseLayer(self.config, arrays, self.kernels, self.axis)
 
     def _moe_layer(self, arrays: Tree, layer: jax.Array) -> MoELayer:
         index = layer - self.config.first_k_dense_replace
-        return MoELayer(self.config, arrays, self.kernels, self.experts, index)
+        return MoELayer(self.config, arrays, self.kernels, self.axis, self.experts, index)
 
     def _tap_slots(self) -> np.ndarray:
         """Where each layer's output goes in the tap buffer; its last slot takes the layers that nobody taps."""
         slots = np.full(self.config.num_hidden_layers, len(self.taps), np.int32)
         slots[list(self.taps)] = np.arange(len(self.taps))
         return slots
+
+
+def _one_stack(experts: jax.Array) -> jax.Array:
+    """Experts [layers, held, ...] of a mesh that splits them as [layers * held, ...]"""
+    return experts.reshape(-1, *experts.shape[-3:])

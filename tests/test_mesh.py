@@ -1,0 +1,139 @@
+"""The same model on 1, 2, 4 and 8 forced CPU devices, in both expert layouts: logits, golden traces, sampling."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import golden_ref, micro_drafter, micro_target
+from jax.sharding import PartitionSpec as P
+from safetensors.numpy import load_file
+
+from converters.dflash import load_drafter
+from converters.kimi import load_target
+from jddtree.config import drafter_config, target_config
+from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.rounds import Program
+from jddtree.decoding.state import Capacity
+from jddtree.errors import UserError
+from jddtree.models.parameters import drafter_parameters, nest, target_parameters
+from jddtree.models.target import Rows, Target
+from jddtree.parallel.mesh import AXIS, make_mesh, total
+from jddtree.parallel.partition import on_mesh, place, spec
+from pallas_kernels.tree_attention import causal_words
+
+MESHES = [(2, "tensor"), (4, "tensor"), (4, "expert"), (8, "tensor"), (8, "expert")]
+LOGIT_TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Configurations and host arrays of the micro pair, with the references' eps."""
+    target, drafter = target_config(micro_target(), latent_norm_eps=1e-6), drafter_config(micro_drafter())
+    return (
+        target,
+        drafter,
+        load_target(micro_target(), target, np.float32)[0],
+        load_drafter(micro_drafter(), drafter, np.float32)[0],
+    )
+
+
+def weights_on(pair, ranks, layout):
+    target, drafter, target_arrays, drafter_arrays = pair
+    mesh, layers = make_mesh(ranks), target.num_moe_layers
+    return mesh, {
+        "target": place(target_arrays, on_mesh(target_parameters(target), ranks, layout, layers), mesh),
+        "drafter": place(drafter_arrays, on_mesh(drafter_parameters(drafter), ranks, layout, layers), mesh),
+    }
+
+
+@pytest.fixture(scope="module", params=MESHES, ids=lambda value: f"{value[0]}-{value[1]}")
+def engine(request, pair):
+    mesh, weights = weights_on(pair, *request.param)
+    capacity = Capacity(rows=33, candidates=32, context=512, rounds=8)
+    return Engine(Program(pair[0], pair[1], capacity, axis=AXIS), weights, jnp.dtype("float32"), mesh)
+
+
+def decode(engine, request):
+    """Ids, and how many each round emitted."""
+    state, controls, first, finish = engine.start([request])
+    ids, emitted = list(first[0]), []
+    while finish[0] is None:
+        state, dispatch = engine.run(state, controls)
+        finish = dispatch.finish
+        for tokens in dispatch.tokens[0]:
+            ids += tokens
+            emitted.append(len(tokens))
+    return ids, emitted
+
+
+@pytest.mark.parametrize("method, budget, name", [("dflash", 0, "dflash"), ("ddtree", 32, "ddtree_32")])
+def test_golden_traces_hold_on_every_mesh(engine, method, budget, name):
+    """Two prompts, one of them beyond the yarn original length: ids and tokens per round are the reference's."""
+    cases = json.loads((golden_ref() / "traces.json").read_text())["cases"]
+    for case in (cases[1], cases[9]):
+        ids, emitted = decode(engine, Request(case["prompt"]["ids"], 97, method, budget))
+        lengths = case["decoders"][name]["lengths"]
+        assert ids[:96] == case["tokens"]
+        assert emitted[:-1] == lengths[:-1] and len(emitted) == len(lengths)
+
+
+def test_sampling_is_the_same_on_every_mesh(engine, pair):
+    """Position-keyed noise is made per id, so a rank's slice of it is the same numbers."""
+    capacity = Capacity(rows=33, candidates=32, context=512, rounds=8)
+    arrays = jax.device_put({"target": nest(pair[2]), "drafter": nest(pair[3])})
+    alone = Engine(Program(pair[0], pair[1], capacity), arrays, jnp.dtype("float32"))
+    request = Request([1024, 542, 283], 40, "ddtree", 16, temperature=0.8, top_p=0.9, seed=3)
+    assert decode(engine, request)[0] == decode(alone, request)[0]
+
+
+@pytest.mark.parametrize("ranks, layout", [(1, "tensor"), *MESHES])
+def test_logits_equal_one_device(pair, ranks, layout):
+    """A 64-token prompt in one chunk: every logit within 1e-5 of the unsharded model's."""
+    config, tokens = pair[0], load_file(golden_ref() / "target_1.safetensors")["input_ids"][None]
+    valid = jnp.ones(tokens.shape, bool)
+    rows = Rows(jnp.arange(64, dtype=jnp.int32)[None], valid, causal_words(valid), jnp.zeros(1, jnp.int32))
+    cache = jnp.zeros((config.num_hidden_layers, 1, 128, config.latent_size))
+
+    def logits(weights, axis):
+        target = Target(config, weights, axis=axis)
+        return target.vocabulary.gather(target.logits(target(tokens, rows, cache).hidden))
+
+    whole = jax.jit(lambda weights: logits(weights, None))(jax.device_put(nest(pair[2])))
+    mesh, weights = weights_on(pair, ranks, layout)
+    specs = jax.tree.map(lambda array: array.sharding.spec, weights["target"])
+    sharded = jax.shard_map(
+        lambda weights: logits(weights, AXIS), mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False
+    )
+    split = np.asarray(jax.jit(sharded)(weights["target"]))[..., : config.vocab_size]
+    difference = np.abs(split - np.asarray(whole))
+    assert difference.max() < LOGIT_TOLERANCE
+
+
+def test_padding_is_zeros_at_the_end(pair):
+    """Eight ranks share four heads: the arrays hold four heads of zeros more, and nothing else changes."""
+    table = target_parameters(pair[0])
+    padded = on_mesh(table, 8, "tensor", pair[0].num_moe_layers)
+    _, weights = weights_on(pair, 8, "tensor")
+    k_up = np.asarray(weights["target"]["moe"]["k_up"])
+    assert padded["moe.k_up"].shape[1] == 8 and table["moe.k_up"].shape[1] == 4
+    assert (k_up[:, :4] == pair[2]["moe.k_up"]).all() and not k_up[:, 4:].any()
+
+
+def test_every_rank_holds_its_share(pair):
+    """K2.6 needs no padding on 8 ranks, and each holds an eighth of every split parameter."""
+    _, weights = weights_on(pair, 2, "expert")
+    gate_up = weights["target"]["experts"]["gate_up"]
+    assert gate_up.addressable_shards[0].data.shape[1] * 2 == gate_up.shape[1] == 16
+    assert spec(target_parameters(pair[0])["head"]) == P(AXIS)
+
+
+def test_too_many_devices_are_refused():
+    with pytest.raises(UserError, match="--mesh is 9, but 8 cpu"):
+        make_mesh(9)
+
+
+def test_partial_sums_must_be_float32():
+    with pytest.raises(ValueError, match="bfloat16"):
+        total(jnp.zeros(3, jnp.bfloat16), None)

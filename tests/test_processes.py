@@ -1,0 +1,55 @@
+"""Two processes of four CPU devices each: one answer, printed once, and one failure that ends both."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_both(*arguments, second=()):
+    """Start both processes of `run.py generate --json`; returns (code, stdout, stderr) of each."""
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    port, running = free_port(), []
+    for index in range(2):
+        call = [sys.executable, str(ROOT / "run.py"), "generate", "--json", "--no-compile-cache", *arguments]
+        call += ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process-id", str(index)]
+        call += second if index else []
+        running.append(
+            subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+    outputs = [process.communicate(timeout=240) for process in running]
+    return [(process.returncode, *output) for process, output in zip(running, outputs, strict=True)]
+
+
+@pytest.mark.parametrize("layout", ["tensor", "expert"])
+def test_two_processes_give_one_answer(layout):
+    first, second = run_both("-p", "def is_empty(self):", "--budget", "8", "--expert-layout", layout)
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert json.loads(first[1])["text"] == "def is_empty(self):\n    return not self.is_empty()"
+    assert second[1] == ""
+
+
+def test_one_failure_ends_both_with_its_message():
+    first, second = run_both("-p", "x", second=["--target", "nowhere"])
+    assert first[0] == second[0] == 1
+    assert "process 1 failed: nowhere/config.json does not exist" in first[2]
+    assert "nowhere/config.json does not exist" in second[2]
+
+
+def test_half_a_coordinator_is_refused():
+    call = [sys.executable, str(ROOT / "run.py"), "generate", "--processes", "2"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "--coordinator HOST:PORT" in done.stderr
