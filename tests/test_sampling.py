@@ -11,12 +11,18 @@ from hypothesis import strategies as st
 
 from jddtree.decoding.engine import Request
 from jddtree.decoding.sampling import Sampling, _nucleus, choose
+from jddtree.parallel.vocabulary import Vocabulary
 
 DRAWS, BATCH = 12_000, 2_000
 PROMPT_CASE, PROMPT_POSITION = 5, 26  # a prefix of a reference prompt after which many tokens are likely
 FIRST_TOKENS = 12  # of the first token's choices, those whose continuations are sampled too
 
 _choose = jax.jit(choose)
+
+
+def nucleus(logits, top_p):
+    """The filter over a vocabulary that is not split."""
+    return _nucleus(logits, top_p, Vocabulary(logits.shape[-1]))
 
 
 def sampling(count: int, *, temperature=1.0, top_p=1.0, seed=0, sequences=None) -> Sampling:
@@ -111,14 +117,14 @@ def test_nucleus_is_the_oracle(seed: int, top_p: float, flatness: float) -> None
     edges = np.cumsum(np.sort(exact)[::-1])
     if np.abs(edges - top_p).min() < 1e-5 and top_p < 1:
         return  # float32 may decide such a sum either way
-    filtered = np.asarray(_nucleus(jnp.asarray(values), jnp.full(1, top_p, jnp.float32)))[0, 0]
+    filtered = np.asarray(nucleus(jnp.asarray(values), jnp.full(1, top_p, jnp.float32)))[0, 0]
     wanted = set(range(40)) if top_p >= 1 else reference.nucleus(exact, top_p)
     assert set(np.flatnonzero(np.isfinite(filtered)).tolist()) == wanted
     assert np.array_equal(filtered[sorted(wanted)], values[0, 0, sorted(wanted)])
 
 
 def test_nucleus_keeps_tokens_as_probable_as_its_last_one() -> None:
-    filtered = _nucleus(jnp.log(jnp.array([[[0.4, 0.2, 0.2, 0.2]]])), jnp.array([0.5]))
+    filtered = nucleus(jnp.log(jnp.array([[[0.4, 0.2, 0.2, 0.2]]])), jnp.array([0.5]))
     assert np.isfinite(filtered).all()
 
 
@@ -126,7 +132,7 @@ def test_top_p_1_excludes_nothing_beside_a_neighbour_with_less() -> None:
     """Rounded sums of probabilities reach 1 before the unlikely tokens; they must stay, whatever a neighbour asks."""
     values = np.full((2, 1, 1000), -25.0, np.float32)
     values[:, :, :4] = 0.0
-    filtered = np.asarray(_nucleus(jnp.asarray(values), jnp.array([1.0, 0.9])))
+    filtered = np.asarray(nucleus(jnp.asarray(values), jnp.array([1.0, 0.9])))
     assert np.array_equal(filtered[0], values[0])
     assert np.isfinite(filtered[1, 0]).tolist() == [index < 4 for index in range(1000)]
 
