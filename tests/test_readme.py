@@ -1,0 +1,28 @@
+"""README.md says what was measured and runs what it shows."""
+
+import re
+
+from conftest import ROOT
+
+from jddtree.benchmarks.readme import with_tables
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_tables_are_made_from_the_results():
+    assert with_tables(README) == README
+
+
+def test_the_first_code_block_is_two_commands():
+    """All that a newcomer needs: one runs the main job, one the tests, each on one line."""
+    first = re.search(r"```sh\n(.*?)```", README, re.DOTALL)[1].strip().splitlines()
+    assert len(first) == 2
+    assert first[0].endswith("run.py generate") and first[1].endswith("-m pytest")
+
+
+def test_commands_name_options_that_exist():
+    """Every long option in README.md is one of the command line's."""
+    source = (ROOT / "jddtree" / "cli" / "main.py").read_text(encoding="utf-8")
+    for option in set(re.findall(r"--[a-z][a-z-]+", README)):
+        name = option[2:].replace("-", "_")
+        assert option in source or f"{name}:" in source, option
