@@ -1,1 +1,4 @@
-"""From Hugging Face checkpoint folders to the arrays of `jddtree.models.parameters`; NumPy only, nothing prints."""
+"""From Hugging Face checkpoint folders to the arrays of `jddtree.models.parameters`, and to stores of them.
+
+NumPy only, except `placement`, which puts arrays on devices with JAX. Nothing prints.
+"""

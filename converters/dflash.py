@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from converters.checkpoint import Array, Checkpoint, Progress, Report, differences, mismatch
+from converters.pieces import STORED, Block, Index, count_weights, layout, map_rows, memory_bytes, read_all, row_blocks
 from jddtree.config import DrafterConfig
 from jddtree.errors import UserError
 from jddtree.models.parameters import drafter_parameters
@@ -73,25 +74,60 @@ def load_drafter(
     Raises UserError for a broken folder (`Checkpoint`), another kind of drafter, an `fc` for another number of taps,
     and one that lists all tensors that are missing, unexpected, of the wrong shape or type.
     """
-    checkpoint = Checkpoint(directory)
-    prefix = PREFIX if any(name.startswith(PREFIX) for name in checkpoint.entries) else ""
-    _check_variant(checkpoint)
-    _check_taps(checkpoint, prefix, config)
-    expected = {prefix + name: value for name, value in expected_tensors(config).items()}
-    if phrases := differences(checkpoint.entries, expected, ALSO):
-        raise mismatch(checkpoint.directory, phrases)
-    table = drafter_parameters(config)
-    arrays: dict[str, Array] = {path: np.empty(entry.shape, dtype) for path, entry in table.items()}
-    total, done = sum(entry.nbytes for entry in checkpoint.entries.values()), 0
-    for path, array in arrays.items():
-        for layer, name in _names(path, config):
-            array[... if layer is None else layer] = checkpoint.read(prefix + name)
-            done += checkpoint.entries[prefix + name].nbytes
-            if progress is not None:
-                progress(done, total)
-    parameters = sum(array.size for array in arrays.values())
-    memory = sum(array.nbytes for array in arrays.values())
-    return arrays, Report(checkpoint.shards, len(expected), parameters, total, memory, notes=checkpoint.notes)
+    reader = DFlashReader(directory, config)
+    return read_all(reader, dtype, progress=progress), reader.report(dtype)
+
+
+class DFlashReader:
+    """Slices of the drafter's arrays from its folder; a `TensorReader`.
+
+    faults: the differences between the folder's tensors and those that the configuration needs, as phrases.
+    Raises UserError as `load_drafter`; the one with all faults not when `check` is False.
+    """
+
+    def __init__(self, directory: Path, config: DrafterConfig, *, check: bool = True):
+        self.checkpoint, self.config, self.table = Checkpoint(directory), config, drafter_parameters(config)
+        entries = self.checkpoint.entries
+        self.prefix = PREFIX if any(name.startswith(PREFIX) for name in entries) else ""
+        _check_variant(self.checkpoint)
+        _check_taps(self.checkpoint, self.prefix, config)
+        expected = {self.prefix + name: value for name, value in expected_tensors(config).items()}
+        self.faults = differences(entries, expected, ALSO)
+        if check and self.faults:
+            raise mismatch(self.checkpoint.directory, self.faults)
+
+    def stored(self, path: str) -> np.dtype:
+        """See `Reader`; float32 when any layer's tensor is."""
+        types = {self.checkpoint.entries[self.prefix + name].dtype for _, name in _names(path, self.config)}
+        return np.dtype(np.float32) if "F32" in types else np.dtype(STORED["compute"])
+
+    def fill(self, path: str, piece: int, index: Index, out: Array) -> None:
+        """See `Reader`."""
+        name = self.prefix + _names(path, self.config)[piece][1]
+        rows = map_rows(self.checkpoint, name, index[0].start, index[0].stop)
+        out[...] = rows[(slice(None), *index[1:])]
+
+    def blocks(self) -> list[Block]:
+        """See `TensorReader`."""
+        return [
+            block
+            for path in self.table
+            for piece, (_, name) in enumerate(_names(path, self.config))
+            for block in row_blocks(
+                self.checkpoint, (path,), piece, self.prefix + name, layout(self.table, path).shape[0]
+            )
+        ]
+
+    def wrong(self, block: Block) -> list[str]:
+        """See `TensorReader`."""
+        return []
+
+    def report(self, dtype: npt.DTypeLike) -> Report:
+        """See `Reader`."""
+        entries = self.checkpoint.entries
+        size = sum(entry.nbytes for entry in entries.values())
+        memory, parameters = memory_bytes(self.table, dtype), count_weights(self.table)
+        return Report(self.checkpoint.shards, len(entries), parameters, size, memory, notes=self.checkpoint.notes)
 
 
 def _names(path: str, config: DrafterConfig) -> list[tuple[int | None, str]]:

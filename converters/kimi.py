@@ -1,27 +1,36 @@
 """Kimi K2.6: Hugging Face tensors to the target's arrays.
 
-Layers are read one after the other, in the order of the files, into stacked arrays that are allocated once, so that
-host memory stays near the size of the result. What changes on the way (`jddtree.models.parameters` says why):
+`KimiReader` gives any slice of any array straight from the files; `load_target` fills whole arrays in host memory with
+it. What changes on the way (`jddtree.models.parameters` says why):
 * rotary rows of q_b and kv_a go from interleaved pairs to half-split order;
 * kv_b splits, inside each head, into k_up (first rows) and v_up;
 * the router becomes float32; packed experts go to tile order (`converters.packing`) and stay INT4.
 Tensor names, shapes and types: the published K2.6 index; a projection is packed when it has `.weight_packed`.
 """
 
-import math
-import os
-import re
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from converters.checkpoint import Array, Checkpoint, Entry, Progress, Report, differences, mismatch, phrase
-from converters.packing import pack_down, pack_gate_up
+from converters.packing import pack_down_scales, pack_down_words, pack_gate_up_scales, pack_gate_up_words
+from converters.pieces import (
+    EXPERTS,
+    STORED,
+    Block,
+    Index,
+    count_weights,
+    layout,
+    map_rows,
+    memory_bytes,
+    read_all,
+    row_blocks,
+    source_of,
+)
 from jddtree.config import GROUP_SIZE, TargetConfig
-from jddtree.models.parameters import Parameter, target_parameters
+from jddtree.models.parameters import target_parameters
 
 PREFIX = "language_model."
 VISION_PREFIXES = ("vision_tower.", "mm_projector.")
@@ -51,6 +60,14 @@ MOE_NAMES = {
     "shared_up": "mlp.shared_experts.up_proj.weight",
     "shared_down": "mlp.shared_experts.down_proj.weight",
 }
+EXPERT_PATHS = ("experts.gate_up", "experts.gate_up_scale", "experts.down", "experts.down_scale")
+PACKERS: Mapping[str, Callable[..., None]] = {
+    "gate_up": pack_gate_up_words,
+    "gate_up_scale": pack_gate_up_scales,
+    "down": pack_down_words,
+    "down_scale": pack_down_scales,
+}
+TILE_ROWS = 32
 ALSO = {"weight_shape": "I64"}  # newer compressed-tensors writes it so; the values are checked
 
 
@@ -60,8 +77,8 @@ def expected_tensors(config: TargetConfig) -> dict[str, tuple[str, tuple[int, ..
     expected = {tensor: ("BF16", table[path].shape) for path, tensor in GLOBAL_NAMES.items()}
     for layer in range(config.num_hidden_layers):
         start = f"model.layers.{layer}."
-        kind, names = _layer_names(config, layer)
-        for name, tensor in names.items():
+        kind = "dense" if layer < config.first_k_dense_replace else "moe"
+        for name, tensor in _names(kind).items():
             shape = _kv_b_shape(config) if name == "kv_b" else table[f"{kind}.{name}"].shape[1:]
             expected[start + tensor] = ("F32" if name == "router_bias" else "BF16", shape)
         if kind == "moe":
@@ -79,139 +96,148 @@ def load_target(
     Raises UserError for a broken folder (`Checkpoint`), one that lists all tensors that are missing, unexpected, of the
     wrong shape or type, unpacked experts and packed other weights, and one for a `weight_shape` that contradicts them.
     """
-    checkpoint = Checkpoint(directory)
-    prefix = PREFIX if any(name.startswith(PREFIX) for name in checkpoint.entries) else ""
-    vision = {name: entry for name, entry in checkpoint.entries.items() if name.startswith(VISION_PREFIXES)}
-    text = {name: entry for name, entry in checkpoint.entries.items() if name not in vision}
-    _check(checkpoint.directory, text, {prefix + name: value for name, value in expected_tensors(config).items()})
-    table = target_parameters(config)
-    arrays: dict[str, Array] = {path: np.empty(entry.shape, _dtype(entry, dtype)) for path, entry in table.items()}
-    total = sum(entry.nbytes for entry in text.values())
-    _Loader(checkpoint, config, prefix, arrays, total, progress).load()
-    report = Report(
-        files=tuple(sorted({entry.shard for entry in text.values()})),
-        tensors=len(text),
-        parameters=count_parameters(config),
-        file_bytes=total,
-        memory_bytes=sum(array.nbytes for array in arrays.values()),
-        skipped_tensors=len(vision),
-        skipped_bytes=sum(entry.nbytes for entry in vision.values()),
-        notes=checkpoint.notes,
-    )
-    return arrays, report
+    reader = KimiReader(directory, config)
+    return read_all(reader, dtype, progress=progress), reader.report(dtype)
 
 
 def count_parameters(config: TargetConfig) -> int:
     """Weights of the text model; an INT4 weight counts as one, scales and shapes as none."""
-    sizes = ((name, math.prod(shape)) for name, (_, shape) in expected_tensors(config).items())
-    return sum(
-        size * (8 if name.endswith("weight_packed") else 1)
-        for name, size in sizes
-        if not name.endswith(("weight_scale", "weight_shape"))
-    )
+    return count_weights(target_parameters(config))
 
 
-class _Loader:
-    """Moves the tensors of one checked checkpoint into allocated arrays."""
+class KimiReader:
+    """Slices of the target's arrays from a checkpoint folder; a `TensorReader`.
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        config: TargetConfig,
-        prefix: str,
-        arrays: dict[str, Array],
-        total: int,
-        progress: Progress | None,
-    ):
-        self.checkpoint, self.config, self.prefix, self.arrays = checkpoint, config, prefix, arrays
-        self.total, self.done, self.progress = total, 0, progress
+    faults: the differences between the folder's tensors and those that the configuration needs, as phrases.
+    Raises UserError for a broken folder (`Checkpoint`) and, unless `check` is False, one with all faults.
+    """
 
-    def load(self) -> None:
-        """Read everything, layers in the order in which the files begin them."""
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for layer in self._order():
-                if layer is None:
-                    self._load_globals()
-                else:
-                    self._load_layer(layer, pool)
+    def __init__(self, directory: Path, config: TargetConfig, *, check: bool = True):
+        self.checkpoint, self.config, self.table = Checkpoint(directory), config, target_parameters(config)
+        entries = self.checkpoint.entries
+        self.prefix = PREFIX if any(name.startswith(PREFIX) for name in entries) else ""
+        self.skipped = {name: entry for name, entry in entries.items() if name.startswith(VISION_PREFIXES)}
+        self.used = {name: entry for name, entry in entries.items() if name not in self.skipped}
+        expected = {self.prefix + name: value for name, value in expected_tensors(config).items()}
+        self.faults = _faults(self.used, expected)
+        if check and self.faults:
+            raise mismatch(self.checkpoint.directory, self.faults)
 
-    def _order(self) -> list[int | None]:
-        first: dict[int | None, tuple[int, int]] = {}
-        for name in self.checkpoint.entries:
-            found = re.match(r"model\.(?:layers\.(\d+)\.|[en])|lm_head", name.removeprefix(self.prefix))
-            if found:
-                layer = int(found[1]) if found[1] else None
-                position = self.checkpoint.position(name)
-                first[layer] = min(first.get(layer, position), position)
-        return sorted(first, key=first.__getitem__)
+    def stored(self, path: str) -> np.dtype:
+        """See `Reader`."""
+        return np.dtype(STORED[self.table[path].dtype])
 
-    def _load_globals(self) -> None:
-        for path, name in GLOBAL_NAMES.items():
-            self.arrays[path][...] = self._read(name)
-            self._advance()
+    def fill(self, path: str, piece: int, index: Index, out: Array) -> None:
+        """See `Reader`."""
+        if path in GLOBAL_NAMES:
+            out[...] = self._rows(GLOBAL_NAMES[path], index[0])[(slice(None), *index[1:])]
+            return
+        kind, name = path.split(".")
+        start = f"model.layers.{self._layer(kind, piece)}."
+        if path.startswith(EXPERTS):
+            for place, expert in enumerate(range(index[0].start, index[0].stop)):
+                self._fill_expert(name, f"{start}mlp.experts.{expert}.", index[1:], out[place : place + 1])
+        elif name in ("k_up", "v_up"):
+            out[...] = self._head_rows(start, name, index[0])[(slice(None), *index[1:])]
+        elif name in ("q_b", "kv_a"):
+            blocks = self.config.num_attention_heads if name == "q_b" else 1
+            rows = self._half_split(start + ATTENTION_NAMES[name], index[0], blocks)
+            out[...] = rows[(slice(None), *index[1:])]
+        else:
+            out[...] = self._rows(start + _names(kind)[name], index[0])[(slice(None), *index[1:])]
 
-    def _load_layer(self, layer: int, pool: ThreadPoolExecutor) -> None:
-        config, start = self.config, f"model.layers.{layer}."
-        kind, names = _layer_names(config, layer)
-        row = layer if kind == "dense" else layer - config.first_k_dense_replace
-        for name, tensor in names.items():
-            value = self._read(start + tensor)
-            if name == "kv_b":
-                heads = value.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
-                self.arrays[f"{kind}.k_up"][row] = heads[:, : config.qk_nope_head_dim]
-                self.arrays[f"{kind}.v_up"][row] = heads[:, config.qk_nope_head_dim :]
-            elif name in ("q_b", "kv_a"):
-                blocks = config.num_attention_heads if name == "q_b" else 1
-                _half_split(value, self.arrays[f"{kind}.{name}"][row], blocks, config.qk_rope_head_dim)
-            else:
-                self.arrays[f"{kind}.{name}"][row] = value
-        self._advance()
-        if kind == "moe":
-            self._load_experts(start, row * config.n_routed_experts, pool)
+    def blocks(self) -> list[Block]:
+        """See `TensorReader`."""
+        found = [
+            block
+            for path, tensor in GLOBAL_NAMES.items()
+            for block in row_blocks(self.checkpoint, (path,), 0, self.prefix + tensor, self.table[path].shape[0])
+        ]
+        for kind, layers in (("dense", self.config.first_k_dense_replace), ("moe", self.config.num_moe_layers)):
+            for piece in range(layers):
+                found += self._layer_blocks(kind, piece)
+        return found
 
-    def _load_experts(self, start: str, first: int, pool: ThreadPoolExecutor) -> None:
-        """The experts of one layer, several at a time; `first` is the place of expert 0 in the stacked arrays."""
-        wrong, pending = [], []
-        for expert in range(self.config.n_routed_experts):
-            names = {projection: f"{start}mlp.experts.{expert}.{projection}." for projection in PROJECTIONS}
-            wrong += [text for name in names.values() for text in self._wrong_shape(name)]
-            words_scales = [self._read(names[p] + part)[None] for p in PROJECTIONS for part in PACKED[:2]]
-            pending.append(pool.submit(self._pack, first + expert, words_scales))
-        for future in pending:
-            future.result()
-            self._advance()
-        if wrong:
-            raise mismatch(self.checkpoint.directory, [phrase("whose value contradicts the packed weights", wrong)])
+    def wrong(self, block: Block) -> list[str]:
+        """See `TensorReader`: values of `weight_shape`."""
+        if not block.paths[0].startswith(EXPERTS):
+            return []
+        start = f"{self.prefix}model.layers.{self._layer('moe', block.piece)}.mlp.experts."
+        names = (f"{start}{expert}.{name}." for expert in range(block.start, block.stop) for name in PROJECTIONS)
+        return [text for name in names for text in self._wrong_shape(name)]
 
-    def _pack(self, place: int, words_scales: list[Array]) -> None:
-        """words_scales: gate words, gate scale, up words, up scale, down words, down scale, each with a leading 1."""
-        one = slice(place, place + 1)
-        gate_up = (self.arrays["experts.gate_up"][one], self.arrays["experts.gate_up_scale"][one])
-        down = (self.arrays["experts.down"][one], self.arrays["experts.down_scale"][one])
-        gate_words, gate_scale, up_words, up_scale, down_words, down_scale = words_scales
-        pack_gate_up(gate_words, gate_scale, up_words, up_scale, out=gate_up)
-        pack_down(down_words, down_scale, out=down)
+    def report(self, dtype: npt.DTypeLike) -> Report:
+        """See `Reader`."""
+        return Report(
+            files=tuple(sorted({entry.shard for entry in self.used.values()})),
+            tensors=len(self.used),
+            parameters=count_weights(self.table),
+            file_bytes=sum(entry.nbytes for entry in self.used.values()),
+            memory_bytes=memory_bytes(self.table, dtype),
+            skipped_tensors=len(self.skipped),
+            skipped_bytes=sum(entry.nbytes for entry in self.skipped.values()),
+            notes=self.checkpoint.notes,
+        )
+
+    def _layer(self, kind: str, piece: int) -> int:
+        return piece if kind == "dense" else piece + self.config.first_k_dense_replace
+
+    def _layer_blocks(self, kind: str, piece: int) -> Iterator[Block]:
+        start = f"{self.prefix}model.layers.{self._layer(kind, piece)}."
+        for name, tensor in _names(kind).items():
+            paths = (f"{kind}.k_up", f"{kind}.v_up") if name == "kv_b" else (f"{kind}.{name}",)
+            rows = layout(self.table, paths[0]).shape[0]
+            yield from row_blocks(self.checkpoint, paths, piece, start + tensor, rows)
+        for expert in range(self.config.n_routed_experts if kind == "moe" else 0):
+            names = (f"{start}mlp.experts.{expert}.{name}.{part}" for name in PROJECTIONS for part in PACKED)
+            sources = tuple(source_of(self.checkpoint, name) for name in names)
+            yield Block(EXPERT_PATHS, piece, expert, expert + 1, sources)
+
+    def _fill_expert(self, name: str, start: str, index: Index, out: Array) -> None:
+        """index: slices of row tiles, column tiles and the last axis, which is never cut."""
+        part, groups = (1, 1) if name.endswith("scale") else (0, 4)
+        rows = slice(index[0].start * TILE_ROWS, index[0].stop * TILE_ROWS)
+        width = groups * (2 if name == "down_scale" else 1)
+        columns = slice(index[1].start * width, index[1].stop * width)
+        projections = PROJECTIONS[2:] if name.startswith("down") else PROJECTIONS[:2]
+        tensors = [self._rows(f"{start}{p}.{PACKED[part]}", rows)[None, :, columns] for p in projections]
+        PACKERS[name](*tensors, out)
+
+    def _head_rows(self, start: str, name: str, heads: slice) -> Array:
+        """k_up or v_up of some heads: [heads, rows of a head, latent]."""
+        config = self.config
+        size, nope = config.qk_nope_head_dim + config.v_head_dim, config.qk_nope_head_dim
+        rows = self._rows(start + ATTENTION_NAMES["kv_b"], slice(heads.start * size, heads.stop * size))
+        both = rows.reshape(-1, size, config.kv_lora_rank)
+        return both[:, :nope] if name == "k_up" else both[:, nope:]
+
+    def _half_split(self, tensor: str, rows: slice, blocks: int) -> Array:
+        """Some rows of a tensor of `blocks` equal blocks; the last rows of a block are its rotary ones."""
+        size = self.checkpoint.entries[self.prefix + tensor].shape[0] // blocks
+        first, last = rows.start // size * size, -(-rows.stop // size) * size
+        places = np.arange(rows.start - first, rows.stop - first)
+        order = half_split_order(size, self.config.qk_rope_head_dim)
+        return self._rows(tensor, slice(first, last))[places // size * size + order[places % size]]
+
+    def _rows(self, tensor: str, rows: slice) -> Array:
+        return map_rows(self.checkpoint, self.prefix + tensor, rows.start, rows.stop)
 
     def _wrong_shape(self, name: str) -> Iterator[str]:
-        rows, words = self.checkpoint.entries[f"{self.prefix}{name}weight_packed"].shape
-        found = self._read(name + "weight_shape").tolist()
+        rows, words = self.checkpoint.entries[f"{name}weight_packed"].shape
+        found = map_rows(self.checkpoint, f"{name}weight_shape").tolist()
         if found != [rows, words * 8]:
-            yield f"{self.prefix}{name}weight_shape is {found}, wanted {[rows, words * 8]}"
-
-    def _read(self, name: str) -> Array:
-        self.done += self.checkpoint.entries[self.prefix + name].nbytes
-        return self.checkpoint.read(self.prefix + name)
-
-    def _advance(self) -> None:
-        if self.progress is not None:
-            self.progress(self.done, self.total)
+            yield f"{name}weight_shape is {found}, wanted {[rows, words * 8]}"
 
 
-def _layer_names(config: TargetConfig, layer: int) -> tuple[str, dict[str, str]]:
-    """("dense" or "moe", path in the layer to tensor name in the layer); experts are not among them."""
-    if layer < config.first_k_dense_replace:
-        return "dense", ATTENTION_NAMES | DENSE_NAMES
-    return "moe", ATTENTION_NAMES | MOE_NAMES
+def half_split_order(size: int, rope: int) -> npt.NDArray[np.int64]:
+    """Rows of a block of `size` in our order: the last `rope` ones are evens, then odds, instead of pairs."""
+    keep = size - rope
+    return np.concatenate([np.arange(keep), np.arange(keep, size, 2), np.arange(keep + 1, size, 2)])
+
+
+def _names(kind: str) -> dict[str, str]:
+    """Path in a "dense" or "moe" layer to tensor name in the layer; experts are not among them."""
+    return ATTENTION_NAMES | (DENSE_NAMES if kind == "dense" else MOE_NAMES)
 
 
 def _kv_b_shape(config: TargetConfig) -> tuple[int, int]:
@@ -231,8 +257,8 @@ def _expert_tensors(config: TargetConfig, start: str) -> dict[str, tuple[str, tu
     return tensors
 
 
-def _check(directory: Path, text: Mapping[str, Entry], expected: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-    """One UserError for every difference; a weight that is packed or not, against expectation, is named as that."""
+def _faults(text: Mapping[str, Entry], expected: dict[str, tuple[str, tuple[int, ...]]]) -> list[str]:
+    """Every difference; a weight that is packed or not, against expectation, is named as that."""
     unpacked = [name for name in text if name not in expected and name + "_packed" in expected]
     packed = [name for name in text if name.endswith(".weight_packed") and name.removesuffix("_packed") in expected]
     phrases = []
@@ -247,18 +273,4 @@ def _check(directory: Path, text: Mapping[str, Entry], expected: dict[str, tuple
         {name: value for name, value in expected.items() if name not in parts},
         ALSO,
     )
-    if phrases:
-        raise mismatch(directory, phrases)
-
-
-def _half_split(rows: Array, out: Array, blocks: int, rope: int) -> None:
-    """Copy [blocks * size, columns]; the last `rope` rows of a block go from interleaved pairs to evens, then odds."""
-    source, target = (array.reshape(blocks, -1, array.shape[-1]) for array in (rows, out))
-    keep, half = source.shape[1] - rope, rope // 2
-    target[:, :keep] = source[:, :keep]
-    target[:, keep : keep + half] = source[:, keep::2]
-    target[:, keep + half :] = source[:, keep + 1 :: 2]
-
-
-def _dtype(parameter: Parameter, compute: npt.DTypeLike) -> npt.DTypeLike:
-    return compute if parameter.dtype == "compute" else parameter.dtype
+    return phrases

@@ -41,12 +41,25 @@ def pack_gate_up(
     _require_multiples(hidden=columns, intermediate=rows)
     tiles, groups = rows // UNIT_ROWS, columns // GROUP
     words, scales = _outputs(out, (experts, tiles, groups, 256), (experts, tiles, groups, 32))
-    by_unit = words.view(np.uint32).reshape(experts * tiles, groups, 2, 8, 4, 4)
-    halves = scales.view(np.uint16).reshape(experts * tiles, groups, 32, 2)
-    for unit, (source, scale) in enumerate(((gate_words, gate_scale), (up_words, up_scale))):
-        _pack_unit(source, by_unit[:, :, unit])
-        np.copyto(halves[..., unit], _bits(scale).reshape(experts * tiles, 32, groups).swapaxes(1, 2))
+    pack_gate_up_words(gate_words, up_words, words)
+    pack_gate_up_scales(gate_scale, up_scale, scales)
     return words, scales
+
+
+def pack_gate_up_words(gate: Array, up: Array, out: Array) -> None:
+    """The words alone, of whole units and groups: gate and up [E, N, K/8] -> out int32 [E, N/32, K/32, 256]."""
+    tiles, groups = _tiles(out)
+    by_unit = out.view(np.uint32).reshape(tiles, groups, 2, 8, 4, 4)
+    for unit, source in enumerate((gate, up)):
+        _pack_unit(source, by_unit[:, :, unit])
+
+
+def pack_gate_up_scales(gate: Array, up: Array, out: Array) -> None:
+    """The scales alone: gate and up [E, N, K/32] of 16 bits -> out int32 [E, N/32, K/32, 32]."""
+    tiles, groups = _tiles(out)
+    halves = out.view(np.uint16).reshape(tiles, groups, 32, 2)
+    for unit, scale in enumerate((gate, up)):
+        np.copyto(halves[..., unit], _bits(scale).reshape(tiles, 32, groups).swapaxes(1, 2))
 
 
 def unpack_gate_up(words: Array, scales: Array) -> tuple[Array, Array, Array, Array]:
@@ -68,10 +81,22 @@ def pack_down(words: Array, scale: Array, out: Pair | None = None) -> Pair:
     _require_multiples(hidden=rows, intermediate=columns)
     tiles, groups = rows // UNIT_ROWS, columns // GROUP
     packed, scales = _outputs(out, (experts, tiles, groups, 128), (experts, tiles, groups // 2, 32))
-    _pack_unit(words, packed.view(np.uint32).reshape(experts * tiles, groups, 8, 4, 4))
-    halves = scales.view(np.uint16).reshape(experts * tiles, groups // 2, 32, 2)
-    np.copyto(halves, _bits(scale).reshape(experts * tiles, 32, groups // 2, 2).swapaxes(1, 2))
+    pack_down_words(words, packed)
+    pack_down_scales(scale, scales)
     return packed, scales
+
+
+def pack_down_words(words: Array, out: Array) -> None:
+    """The words alone, of whole units and groups: [E, N, K/8] -> out int32 [E, N/32, K/32, 128]."""
+    tiles, groups = _tiles(out)
+    _pack_unit(words, out.view(np.uint32).reshape(tiles, groups, 8, 4, 4))
+
+
+def pack_down_scales(scale: Array, out: Array) -> None:
+    """The scales alone, of whole units and pairs of groups: [E, N, K/32] of 16 bits -> int32 [E, N/32, K/64, 32]."""
+    tiles, pairs = _tiles(out)
+    halves = out.view(np.uint16).reshape(tiles, pairs, 32, 2)
+    np.copyto(halves, _bits(scale).reshape(tiles, 32, pairs, 2).swapaxes(1, 2))
 
 
 def unpack_down(words: Array, scales: Array) -> Pair:
@@ -121,13 +146,16 @@ def _unpack_unit(packed: Array, shape: tuple[int, int, int]) -> Array:
 
 def _swap(words: Array, spare: Array, shift: int, mask: int) -> None:
     """Exchange, in every word, the bits under the mask with those `shift` higher; its own inverse."""
-    bits = np.uint32(shift)
-    np.right_shift(words, bits, out=spare)
+    np.right_shift(words, np.uint32(shift), out=spare)
     np.bitwise_xor(spare, words, out=spare)
     np.bitwise_and(spare, np.uint32(mask), out=spare)
+    np.multiply(spare, np.uint32((1 << shift) + 1), out=spare)  # both places of every difference
     np.bitwise_xor(words, spare, out=words)
-    np.left_shift(spare, bits, out=spare)
-    np.bitwise_xor(words, spare, out=words)
+
+
+def _tiles(packed: Array) -> tuple[int, int]:
+    """Row tiles of all experts, column tiles of one row tile."""
+    return packed.shape[0] * packed.shape[1], packed.shape[2]
 
 
 def _sizes(words: Array, scale: Array, name: str) -> tuple[int, int, int]:

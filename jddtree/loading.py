@@ -14,16 +14,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from converters.checkpoint import Report
-from converters.dflash import load_drafter
-from converters.kimi import load_target
+from converters.dflash import DFlashReader
+from converters.kimi import KimiReader
+from converters.pieces import Reader, check_values
+from converters.placement import device_bytes, load_arrays, require_memory
+from converters.store import Store, is_store
 from jddtree.config import DrafterConfig, TargetConfig, check_pair, drafter_config, target_config
 from jddtree.errors import UserError
-from jddtree.models.parameters import Parameter, Tree, drafter_parameters, nest, target_parameters
+from jddtree.models.parameters import Tree, nest
 from jddtree.parallel.mesh import EXPERT_LAYOUTS, make_mesh
-from jddtree.parallel.partition import on_mesh, place
+from jddtree.parallel.partition import on_mesh, spec
 from jddtree.text.chat import ChatTemplate
 from jddtree.text.stops import stop_ids
 from jddtree.text.tokenizer import Tokenizer
@@ -92,8 +95,7 @@ def load(
     Raises UserError for anything wrong with the folders, and for a drafter made for another target.
     """
     begun = time.perf_counter()
-    target_folder = bundled("target") if target is None else Path(target)
-    draft_folder = bundled("drafter") if draft is None and target is None else draft and Path(draft)
+    target_folder, draft_folder, store = _folders(target, draft)
     compute = _dtype(dtype)
     host = np.dtype(compute)
     config = target_config(target_folder, latent_norm_eps=latent_norm_eps)
@@ -108,14 +110,21 @@ def load(
             f"{config.vocab_size}; use the files of one model"
         )
     report = lambda part: None if progress is None else lambda done, total: progress(part, done, total)
-    devices = _mesh(mesh, expert_layout)
-    put = lambda arrays, table: _put(arrays, table, devices, expert_layout, config.num_moe_layers)
-    arrays, target_report = load_target(target_folder, config, host, progress=report("target"))
-    weights, reports = {"target": put(arrays, target_parameters(config))}, [target_report]
+    readers: dict[str, Reader] = {"target": _target_reader(store, target_folder, config)}
     if drafter is not None and draft_folder:
-        arrays, drafter_report = load_drafter(draft_folder, drafter, host, progress=report("drafter"))
-        weights["drafter"] = put(arrays, drafter_parameters(drafter))
-        reports.append(drafter_report)
+        stored = store is not None and draft_folder == store.folder("drafter")
+        readers["drafter"] = store.reader("drafter") if store and stored else DFlashReader(draft_folder, drafter)
+    devices = _mesh(mesh, expert_layout)
+    tables, sharding_of = {part: reader.table for part, reader in readers.items()}, None
+    if devices is not None:
+        layers = config.num_moe_layers
+        tables = {part: on_mesh(dict(table), devices.size, expert_layout, layers) for part, table in tables.items()}
+        sharding_of = lambda path, parameter: NamedSharding(devices, spec(parameter))
+    require_memory([device_bytes(table, host, sharding_of) for table in tables.values()])
+    weights = {
+        part: nest(load_arrays(reader, host, sharding_of, placed=tables[part], progress=report(part)))
+        for part, reader in readers.items()
+    }
     return Model(
         target=config,
         drafter=drafter,
@@ -127,7 +136,7 @@ def load(
         stop_ids=stop_ids(target_folder, tokenizer),
         defaults=_bundled_defaults() if target is None else Defaults(),
         load_seconds=time.perf_counter() - begun,
-        reports=tuple(reports),
+        reports=tuple(reader.report(host) for reader in readers.values()),
     )
 
 
@@ -141,12 +150,22 @@ def _mesh(count: int | None, expert_layout: str) -> Mesh | None:
     return made if made.size > 1 else None
 
 
-def _put(
-    arrays: dict[str, np.ndarray], table: dict[str, Parameter], mesh: Mesh | None, layout: str, layers: int
-) -> Tree:
-    if mesh is None:
-        return jax.device_put(nest(arrays))
-    return place(arrays, on_mesh(table, mesh.size, layout, layers), mesh)
+def _folders(target: str | Path | None, draft: str | Path | None) -> tuple[Path, Path | None, Store | None]:
+    """Folders of target and drafter, and the store where the target is one; its drafter is the default then."""
+    if target is None:
+        return bundled("target"), bundled("drafter") if draft is None else Path(draft), None
+    store = Store(Path(target)) if is_store(Path(target)) else None
+    if draft is None and store is not None and "drafter" in store.parts:
+        return store.folder("target"), store.folder("drafter"), store
+    return store.folder("target") if store else Path(target), Path(draft) if draft else None, store
+
+
+def _target_reader(store: Store | None, folder: Path, config: TargetConfig) -> Reader:
+    if store is not None:
+        return store.reader("target")
+    reader = KimiReader(folder, config)
+    check_values(reader)
+    return reader
 
 
 def _dtype(name: str) -> jnp.dtype:

@@ -26,7 +26,7 @@ from jax import lax
 from pallas_kernels.expert_matmul_layout import PackedExperts, check_packed
 from pallas_kernels.expert_matmul_triton import expert_mlp_triton
 from pallas_kernels.expert_matmul_xla import expert_mlp_xla
-from pallas_kernels.launch import expert_launch
+from pallas_kernels.launch import ExpertLaunch, expert_launch
 from pallas_kernels.versions import mosaic_supported
 
 __all__ = ["IMPLEMENTATIONS", "PackedExperts", "expert_mlp"]
@@ -54,7 +54,7 @@ def expert_mlp(
     operands = (x, ids, weights, routed, experts, first_expert)
     launch = expert_launch(x.shape[0], experts.hidden, experts.intermediate)
     on_gpu = jax.default_backend() == "gpu"
-    implementation = implementation or (launch.implementation if on_gpu else "xla")
+    implementation = implementation or (_best(launch, x, experts) if on_gpu else "xla")
     if implementation == "xla":
         out = expert_mlp_xla(*operands, num_experts=num_experts)
     elif implementation == "pallas":
@@ -65,6 +65,12 @@ def expert_mlp(
     else:
         raise ValueError(f"implementation must be None or one of {IMPLEMENTATIONS}, got {implementation!r}")
     return lax.optimization_barrier(out.astype(out_dtype or x.dtype))
+
+
+def _best(launch: ExpertLaunch, x: jax.Array, experts: PackedExperts) -> str:
+    """The launch table's choice, or "pallas" where Mosaic cannot take these operands"""
+    fits = x.dtype == jnp.bfloat16 and experts.hidden % 256 == 0 and experts.intermediate % 128 == 0
+    return launch.implementation if mosaic_supported() and fits else "pallas"
 
 
 def _mosaic() -> Callable[..., jax.Array]:

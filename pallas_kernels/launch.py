@@ -33,7 +33,7 @@ class ExpertLaunch:
     mosaic_split: int = 4  # the same cut for the Mosaic kernels, whose programs own 256 rows
     mosaic_down_programs: int = 7
     mosaic_stages: int = 4  # slots of 18 KB in their ring
-    implementation: str = "pallas"  # what implementation=None means
+    implementation: str = "pallas"  # what implementation=None means where that one can run
 
 
 HOPPER = (
@@ -44,13 +44,14 @@ HOPPER = (
     ExpertLaunch(rows=33, split=4, down_programs=16),
     ExpertLaunch(rows=65, split=4, down_programs=16),
     ExpertLaunch(rows=128, split=2, down_programs=8),
-    ExpertLaunch(rows=512, split=1, down_programs=8, tile=16),
+    ExpertLaunch(rows=512, split=1, down_programs=8, tile=16, implementation="mosaic"),
 )
+PORTABLE = tuple(replace(entry, implementation="pallas") for entry in HOPPER)
 GENERATIONS = (
-    ("sm_80", HOPPER),  # 108 multiprocessors, 2 TB/s
+    ("sm_80", PORTABLE),  # 108 multiprocessors, 2 TB/s
     ("sm_90", HOPPER),
-    ("sm_100", HOPPER),  # 148 multiprocessors, 8 TB/s
-    ("sm_120", HOPPER),  # up to 188 multiprocessors, 1.8 TB/s
+    ("sm_100", PORTABLE),  # 148 multiprocessors, 8 TB/s
+    ("sm_120", PORTABLE),  # up to 188 multiprocessors, 1.8 TB/s
 )
 
 

@@ -21,6 +21,7 @@ from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import Capacity, State
 from jddtree.models.parameters import Tree, nest
 from jddtree.models.target import Rows, Target
+from jddtree.parallel.vocabulary import Vocabulary
 from pallas_kernels.tree_attention import causal_words
 
 REFERENCE_EPS = 1e-6  # of the q_a and kv_a norms in the reference arrays, as in transformers
@@ -105,7 +106,9 @@ def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tup
     batch, slots, _ = logits.shape
     drafter = _Scripted(SimpleNamespace(mask_token_id=0, block_size=slots + 1, final_logit_softcapping=softcap))
     program = SimpleNamespace(drafter=drafter.config, capacity=SimpleNamespace(candidates=count))
-    models = SimpleNamespace(program=program, target=SimpleNamespace(embed=lambda ids: ids, head=lambda _: logits))
+    vocabulary = Vocabulary(logits.shape[-1])
+    target = SimpleNamespace(embed=lambda ids: ids, head=lambda _: logits, vocabulary=vocabulary)
+    models = SimpleNamespace(program=program, target=target)
     state = SimpleNamespace(root=jnp.zeros(batch, jnp.int32), length=None, keys=None, values=None)
     return rounds.draft(models, drafter, state)
 

@@ -133,6 +133,25 @@ def inspect(
     run(directory, json_output)
 
 
+@app.command(help="Turn Hugging Face folders into a store that loads on any number of devices; run again, it resumes.")
+def convert(
+    target: Annotated[Path, typer.Option("--target", help="Folder of a Kimi K2.6 checkpoint.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the store: new, empty, or an unfinished conversion.")],
+    draft: Draft = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check all checksums and compare samples with the source.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start over, also when the store is complete.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
+) -> None:
+    """See the help of the command."""
+    from jddtree.cli.convert import run
+
+    run(target, draft, out, dry_run=dry_run, verify=verify, force=force, json_output=json_output, quiet=quiet)
+
+
 @bench.command("generate", help="Rounds, acceptance length and speed of ar, dflash and ddtree over a set of prompts.")
 def bench_generate(
     target: Target = None,
@@ -149,6 +168,34 @@ def bench_generate(
     from jddtree.cli.bench import run_generate
 
     run_generate(target, draft, prompts, budgets, max_tokens, dtype, output)
+
+
+@bench.command("kernels", help="Time the GPU kernels against what the card can do, and check them. Needs a GPU.")
+def bench_kernels(
+    world: Annotated[int, typer.Option(help="GPUs that share the model by tensor parallelism; one of them runs.")] = 8,
+    tokens: Annotated[
+        str | None, typer.Option(help="Token rows per call.", show_default="1,9,17,33,65,128,512")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Committed keys that attention reads.", show_default="2048,16384,131072")
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="Query heads of the GPU.", show_default="those of one of --world, and 64")
+    ] = None,
+    routing: Annotated[
+        str, typer.Option(help="uniform, skewed or a JSON list of rows of expert numbers; several with commas.")
+    ] = "uniform",
+    kernels: Annotated[str, typer.Option(help="Which kernels.")] = "expert,attention",
+    check: Annotated[bool, typer.Option("--check", help="Only check results; without a GPU at tiny sizes.")] = False,
+    peers: Annotated[
+        Path | None, typer.Option(help="JSON list of {kernel, tokens, context, heads, peer, time_us} to compare with.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> None:
+    """See the help of the command."""
+    from jddtree.cli.bench_kernels import run
+
+    run(world, tokens, context, heads, routing, kernels, check, peers, output)
 
 
 def main() -> None:

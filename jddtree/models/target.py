@@ -62,7 +62,7 @@ class DenseLayer(LatentAttention):
 class MoELayer(DenseLayer):
     """Attention and a mixture of experts; `experts` holds those of all layers, `index` says which MoE layer this is."""
 
-    def __init__(self, config, arrays, kernels, axis, experts: Weights, index: jax.Array):
+    def __init__(self, config, arrays, kernels, experts: Weights, index: jax.Array, axis: str | None = None):
         super().__init__(config, arrays, kernels, axis)
         self.experts, self.index = experts, nnx.Variable(index)
 
@@ -151,7 +151,7 @@ class Target(nnx.Module):
 
     def _moe_layer(self, arrays: Tree, layer: jax.Array) -> MoELayer:
         index = layer - self.config.first_k_dense_replace
-        return MoELayer(self.config, arrays, self.kernels, self.axis, self.experts, index)
+        return MoELayer(self.config, arrays, self.kernels, self.experts, index, self.axis)
 
     def _tap_slots(self) -> np.ndarray:
         """Where each layer's output goes in the tap buffer; its last slot takes the layers that nobody taps."""

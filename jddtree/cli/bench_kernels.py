@@ -1,0 +1,73 @@
+"""`bench kernels`: the roofline card, a row per kernel and size as it is measured, one JSON object as the last line."""
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from jddtree.benchmarks import kernels, kernels_peers, kernels_settings, results, timing
+from jddtree.benchmarks import kernels_table as table
+from jddtree.benchmarks.kernels_settings import Settings
+from jddtree.benchmarks.results import Row
+from jddtree.errors import UserError
+
+
+def run(
+    world: int,
+    tokens: str | None,
+    context: str | None,
+    heads: str | None,
+    routing: str,
+    kernel_names: str,
+    check: bool,
+    peers: Path | None,
+    output: Path | None,
+) -> None:
+    """Run with the options of `jddtree.cli.main.bench_kernels`. UserError at the end when a configuration failed."""
+    timing.keep_kernels_apart()
+    settings = kernels_settings.settings(
+        world=world,
+        tokens=tokens,
+        context=context,
+        heads=heads,
+        routing_names=routing,
+        kernels=kernel_names,
+        check=check,
+        on_gpu=jax.default_backend() == "gpu",
+    )
+    known = kernels_peers.read(peers)
+    kernels_settings.check_output(output)
+    rows = _measure(settings, known, output)
+    print(json.dumps(results.record(rows)))
+    _require_all(rows)
+
+
+def _measure(settings: Settings, peers: list[Row], output: Path | None) -> list[Row]:
+    """Print while measuring, and keep the file up to date, so that what ends the run early costs one configuration."""
+    print(f"{results.card()}, jax {jax.__version__}, python {platform.python_version()}, seed {settings.seed}\n")
+    ceilings, rows = kernels.ceilings(settings)
+    if ceilings is not None:
+        rates = f"copy {ceilings.copy / 1e12:.2f} TB/s (read plus written), read {ceilings.read / 1e12:.2f} TB/s"
+        print(f"Measured: {rates}, bfloat16 matmul {ceilings.matmul / 1e12:.0f} TFLOP/s\n")
+    print(table.head(table.CARD))
+    for row in kernels.card(settings, ceilings):
+        print(table.line(row, table.CARD))
+    print("\n" + table.head(table.RESULTS), flush=True)
+    for group in kernels.measure(settings, ceilings, peers):
+        for row in group:
+            print(table.line(row, table.RESULTS), flush=True)
+        rows += group
+        if output is not None:
+            results.write(output, rows)
+    print()
+    return rows
+
+
+def _require_all(rows: Sequence[Row]) -> None:
+    failed = [row for row in rows if "failure" in row]
+    if failed:
+        first = failed[0]
+        where = f"{first['kernel']} {first['implementation']} at {first['tokens']} tokens"
+        raise UserError(f"{len(failed)} of {len(rows)} rows failed, first {where}: {first['failure']}")
