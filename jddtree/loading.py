@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -81,21 +82,25 @@ def load(
     with_drafter: bool = True,
     mesh: int | None = None,
     expert_layout: str = "tensor",
+    check: bool = False,
     latent_norm_eps: float | None = None,
     drafter_options: dict[str, Any] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Model:
-    """Load a Kimi K2.6 checkpoint folder and a DFlash drafter folder.
+    """Load a Kimi K2.6 checkpoint folder, or a store, and a DFlash drafter folder.
 
     target: None is the bundled micro pair. draft: None is the bundled drafter for the bundled target, else no drafter.
     dtype: "float32", "bfloat16", or "auto" (bfloat16 on an accelerator). with_drafter: False leaves a drafter out.
     mesh: devices to split the model over; None is all accelerators, or one CPU. expert_layout: "tensor" (a slice of
-    every expert on each rank) or "expert" (whole experts). latent_norm_eps, drafter_options: switches of
-    `target_config` and `drafter_config`. progress: called with ("target" or "drafter", bytes done, bytes in all).
+    every expert on each rank) or "expert" (whole experts). check: compare a store's files with their checksums first.
+    latent_norm_eps, drafter_options: switches of `target_config` and `drafter_config`.
+    progress: called with ("checksums", "target" or "drafter", bytes done, bytes in all).
     Raises UserError for anything wrong with the folders, and for a drafter made for another target.
     """
     begun = time.perf_counter()
     target_folder, draft_folder, store = _folders(target, draft)
+    if check and store is not None:
+        store.check(None if progress is None else partial(progress, "checksums"))
     compute = _dtype(dtype)
     host = np.dtype(compute)
     config = target_config(target_folder, latent_norm_eps=latent_norm_eps)

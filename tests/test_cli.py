@@ -179,3 +179,16 @@ def test_drafter_for_another_target_is_refused(capsys, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"num_target_layers": 61}))
     code, line = error_of(capsys, "generate", "-p", "x", "--draft", folder)
     assert code == 1 and "another target" in line and "61" in line and "has 6" in line
+
+
+def test_a_store_writes_the_same_text(command, tmp_path):
+    """Converted, checked and loaded: what the Hugging Face folders give; a damaged file is named."""
+    store = tmp_path / "store"
+    made = command("convert", "-q", "--target", micro_target(), "--draft", micro_drafter(), "--out", store)
+    assert made.returncode == 0, made.stderr
+    arguments = ("generate", "-q", "--budget", 8, "--no-thinking", "-p", "def is_empty(self):", "--target", store)
+    assert command(*arguments, "--check").stdout == "def is_empty(self):\n    return not self.is_empty()\n"
+    damaged = store / "target" / "norm.bin"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x07")
+    refused = command(*arguments, "--check")
+    assert refused.returncode == 1 and "target/norm.bin" in refused.stderr

@@ -1,4 +1,4 @@
-"""Tables of README.md, made from the results files: `python -m jddtree.benchmarks.readme` writes them in.
+"""Tables of the documentation, made from the results files: `python -m jddtree.benchmarks.readme` writes them in.
 
 A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`.
 """
@@ -7,25 +7,53 @@ import json
 import re
 from pathlib import Path
 
-from jddtree.benchmarks import generation, results
+from jddtree.benchmarks import generation, kernels_table, results
+from pallas_kernels.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COLUMNS = {"docs/results/generate-cpu.json": generation.COLUMNS}
+PAGES = ("README.md", "docs/kernels.md")
+KERNEL_COLUMNS = {
+    "kernel": "",
+    "tokens": "d",
+    "context": "",
+    "implementation": "",
+    "time_us": ".1f",
+    "error": ".1e",
+    "peer": "",
+    "peer_us": ".1f",
+}
+MADE_BY = {
+    "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
+    "docs/results/kernels-h200.json": kernels_table.summary,
+    "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
+}
+
+
+def defaults(rows: list[results.Row]) -> list[results.Row]:
+    """Whole kernels that have a peer, uniform routing and 8 heads, by the implementation that a Hopper GPU uses."""
+
+    def shown(row: results.Row) -> bool:
+        if row["kernel"] == "expert_layer":
+            default = expert_launch(row["tokens"], 7168, 256, "sm_90").implementation
+            return row["implementation"] == default and row["routing"] == "uniform"
+        return row["kernel"] == "tree_attention" and row["implementation"] == "mosaic" and row["heads"] == 8
+
+    return [row | {"context": row.get("context") or ""} for row in rows if row.get("peer") and shown(row)]
 
 
 def with_tables(text: str, root: Path = ROOT) -> str:
-    """The text with every table made again. Raises KeyError for a results file that has no columns here."""
-    return re.sub(
-        r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", lambda found: _table(found, root), text, flags=re.DOTALL
-    )
+    """The text with every table made again. Raises KeyError for a results file that nothing here can show."""
+    tables = re.compile(r"(<!-- table: ([^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return tables.sub(lambda found: _table(found, root), text)
 
 
 def _table(found: re.Match[str], root: Path) -> str:
-    measured = json.loads((root / found[2]).read_text(encoding="utf-8"))
+    measured = json.loads((root / found[2].split()[0]).read_text(encoding="utf-8"))
     origin = f"`{measured['command']}`, {measured['date'][:10]}, {measured['card']}, jax {measured['versions']['jax']}"
-    return f"{found[1]}{results.table(measured['rows'], COLUMNS[found[2]])}\n\n{origin}\n{found[3]}"
+    return f"{found[1]}{MADE_BY[found[2]](measured['rows'])}\n\n{origin}\n{found[3]}"
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -19,13 +19,15 @@ def run_generate(
     budgets: str,
     max_tokens: int,
     dtype: str,
+    mesh: int | None,
+    expert_layout: str,
     output: Path | None,
 ) -> None:
     """Run `bench generate` with the options of `jddtree.cli.main.bench_generate`; compiled programs are not cached."""
     use_compile_cache(False)
     counts = _budgets(budgets)
     with LoadBar(False) as bar:
-        model = load(target, draft, dtype=dtype, progress=bar.update)
+        model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
     ids = _prompts(model, prompts)
     rows = []
     total = len(generation.methods(counts))

@@ -33,6 +33,7 @@ def run(
     thinking: bool | None,
     target: Path | None,
     draft: Path | None,
+    check: bool,
     stop: list[str] | None,
     ignore_eos: bool,
     dtype: str,
@@ -70,6 +71,7 @@ def run(
             with_drafter=wants_drafter,
             mesh=mesh,
             expert_layout=expert_layout,
+            check=check,
             progress=bar.update,
         )
     if given is None:

@@ -25,7 +25,11 @@ bench = typer.Typer(
 app.add_typer(bench, name="bench")
 
 Target = Annotated[
-    Path | None, typer.Option("--target", help="Folder of a Kimi K2.6 checkpoint. Default: the bundled micro model.")
+    Path | None,
+    typer.Option(
+        "--target",
+        help="Folder of a Kimi K2.6 checkpoint, or of a store made by convert. Default: the bundled micro model.",
+    ),
 ]
 Draft = Annotated[Path | None, typer.Option("--draft", help="Folder of a DFlash drafter for the target.")]
 Mesh = Annotated[int | None, typer.Option("--mesh", help="Devices to split the model over. Default: all accelerators.")]
@@ -70,6 +74,9 @@ def generate(
     ] = None,
     target: Target = None,
     draft: Draft = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare a store's files with their checksums before loading.")
+    ] = False,
     method: Annotated[
         Literal["ar", "dflash", "ddtree"],
         typer.Option(help="Plain decoding, the drafter's top-1 chain, or a best-first tree. The text is the same."),
@@ -162,12 +169,14 @@ def bench_generate(
     budgets: Annotated[str, typer.Option(help="Tree sizes to measure.")] = "8,16,32,64",
     max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 97,
     dtype: Dtype = "auto",
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
     output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
 ) -> None:
     """See the help of the command."""
     from jddtree.cli.bench import run_generate
 
-    run_generate(target, draft, prompts, budgets, max_tokens, dtype, output)
+    run_generate(target, draft, prompts, budgets, max_tokens, dtype, mesh, expert_layout, output)
 
 
 @bench.command("kernels", help="Time the GPU kernels against what the card can do, and check them. Needs a GPU.")

@@ -40,7 +40,7 @@ def start(coordinator: str | None = None, processes: int | None = None, process_
     _keep_native_output_off_stdout()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        jax.distributed.initialize(address, int(count), int(index))
+        jax.distributed.initialize(str(address), int(count), int(index))
     except (RuntimeError, ValueError) as error:
         raise UserError(f"process {index} of {count} could not join {address}: {str(error).splitlines()[0]}") from None
     threading.Thread(target=_watch, daemon=True).start()
@@ -75,6 +75,7 @@ def _keep_native_output_off_stdout() -> None:
 def _watch() -> None:
     """End this process with another one's message"""
     client = distributed.global_state.client
+    assert client is not None  # start() has just joined
     try:
         index, message = client.blocking_key_value_get(FAILURE_KEY, FOREVER_MS).split(" ", 1)
     except RuntimeError:
