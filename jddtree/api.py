@@ -52,6 +52,7 @@ def prepare(
     raw: bool = False,
     system_prompt: str | None = None,
     thinking: bool | None = None,
+    tools: list[dict[str, Any]] | None = None,
     ignore_eos: bool = False,
     engine: Engine | None = None,
     kernels: str | None = None,
@@ -62,7 +63,7 @@ def prepare(
 
     capacity: fields of `Capacity` to set; the rest follow from the request. request: fields of `Request`.
     """
-    ids = prompt_ids(model, prompt, raw=raw, system_prompt=system_prompt, thinking=thinking)
+    ids = prompt_ids(model, prompt, raw=raw, system_prompt=system_prompt, thinking=thinking, tools=tools)
     made = Request(prompt=ids, stop_ids=() if ignore_eos else model.stop_ids)
     try:
         made = replace(made, **request)

@@ -101,35 +101,18 @@ def load(
     target_folder, draft_folder, store = _folders(target, draft)
     if check and store is not None:
         store.check(None if progress is None else partial(progress, "checksums"))
-    compute = _dtype(dtype)
-    host = np.dtype(compute)
     config = target_config(target_folder, latent_norm_eps=latent_norm_eps)
     drafter = None
     if with_drafter and draft_folder:
         drafter = drafter_config(draft_folder, **(drafter_options or {}))
         check_pair(config, drafter)
-    tokenizer = Tokenizer.from_directory(target_folder)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise UserError(
-            f"{target_folder}: the tokenizer has {tokenizer.vocab_size} ids, but the model's vocab_size is "
-            f"{config.vocab_size}; use the files of one model"
-        )
-    report = lambda part: None if progress is None else lambda done, total: progress(part, done, total)
+    tokenizer = _tokenizer(target_folder, config)
+    compute, devices = _dtype(dtype), _mesh(mesh, expert_layout)
     readers: dict[str, Reader] = {"target": _target_reader(store, target_folder, config)}
     if drafter is not None and draft_folder:
         stored = store is not None and draft_folder == store.folder("drafter")
         readers["drafter"] = store.reader("drafter") if store and stored else DFlashReader(draft_folder, drafter)
-    devices = _mesh(mesh, expert_layout)
-    tables, sharding_of = {part: reader.table for part, reader in readers.items()}, None
-    if devices is not None:
-        layers = config.num_moe_layers
-        tables = {part: on_mesh(dict(table), devices.size, expert_layout, layers) for part, table in tables.items()}
-        sharding_of = lambda path, parameter: NamedSharding(devices, spec(parameter))
-    require_memory([device_bytes(table, host, sharding_of) for table in tables.values()])
-    weights = {
-        part: nest(load_arrays(reader, host, sharding_of, placed=tables[part], progress=report(part)))
-        for part, reader in readers.items()
-    }
+    weights = _weights(readers, np.dtype(compute), devices, expert_layout, config.num_moe_layers, progress)
     return Model(
         target=config,
         drafter=drafter,
@@ -141,8 +124,39 @@ def load(
         stop_ids=stop_ids(target_folder, tokenizer),
         defaults=_bundled_defaults() if target is None else Defaults(),
         load_seconds=time.perf_counter() - begun,
-        reports=tuple(reader.report(host) for reader in readers.values()),
+        reports=tuple(reader.report(np.dtype(compute)) for reader in readers.values()),
     )
+
+
+def _weights(
+    readers: dict[str, Reader],
+    dtype: np.dtype,
+    mesh: Mesh | None,
+    layout: str,
+    layers: int,
+    progress: Callable[[str, int, int], None] | None,
+) -> Tree:
+    """Every part's arrays on the device or the mesh, once it is known that they fit"""
+    tables, sharding_of = {part: reader.table for part, reader in readers.items()}, None
+    if mesh is not None:
+        tables = {part: on_mesh(dict(table), mesh.size, layout, layers) for part, table in tables.items()}
+        sharding_of = lambda path, parameter: NamedSharding(mesh, spec(parameter))
+    require_memory([device_bytes(table, dtype, sharding_of) for table in tables.values()])
+    report = lambda part: None if progress is None else partial(progress, part)
+    return {
+        part: nest(load_arrays(reader, dtype, sharding_of, placed=tables[part], progress=report(part)))
+        for part, reader in readers.items()
+    }
+
+
+def _tokenizer(folder: Path, config: TargetConfig) -> Tokenizer:
+    tokenizer = Tokenizer.from_directory(folder)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, but the model's vocab_size is "
+            f"{config.vocab_size}; use the files of one model"
+        )
+    return tokenizer
 
 
 def _mesh(count: int | None, expert_layout: str) -> Mesh | None:

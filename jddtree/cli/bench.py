@@ -7,7 +7,9 @@ from tqdm import tqdm
 
 from jddtree.api import prompt_ids
 from jddtree.benchmarks import generation, results
-from jddtree.cli.generate import LoadBar, _read_json, use_compile_cache
+from jddtree.cli.generate import use_compile_cache
+from jddtree.cli.inputs import read_json
+from jddtree.cli.progress import Bars
 from jddtree.errors import UserError
 from jddtree.loading import Model, bundled, load
 
@@ -26,7 +28,7 @@ def run_generate(
     """Run `bench generate` with the options of `jddtree.cli.main.bench_generate`; compiled programs are not cached."""
     use_compile_cache(False)
     counts = _budgets(budgets)
-    with LoadBar(False) as bar:
+    with Bars(False, "Loading ") as bar:
         model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
     ids = _prompts(model, prompts)
     rows = []
@@ -48,7 +50,7 @@ def _budgets(text: str) -> list[int]:
 
 def _prompts(model: Model, path: Path | None) -> list[list[int]]:
     """Token ids of every prompt in a JSON list of texts or id lists; by default the bundled ones"""
-    given = _read_json(path or bundled("target").parent / "prompts.json", "--prompts")
+    given = read_json(path or bundled("target").parent / "prompts.json", "--prompts")
     if not isinstance(given, list) or not given:
         raise UserError(f"--prompts {path} must hold a JSON list of texts or of lists of token ids")
     return [prompt_ids(model, prompt) for prompt in given]

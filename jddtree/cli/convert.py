@@ -3,13 +3,11 @@
 import json
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-
-from tqdm import tqdm
 
 from converters.convert import Outcome, convert
 from converters.plan import PartPlan
+from jddtree.cli.progress import Bars
 
 GB = 1e9
 
@@ -29,7 +27,7 @@ def run(
 
     Raises UserError as `converters.convert.convert`; after a dry run too when tensors are missing or not wanted.
     """
-    with Bar(quiet or json_output) as bar:
+    with Bars(quiet or json_output) as bar:
         outcome = convert(target, draft, out, dry_run=dry_run, verify=verify, force=force, progress=bar.update)
     if json_output:
         print(json.dumps(summary(outcome, out)))
@@ -96,30 +94,3 @@ def outcome_text(outcome: Outcome, out: Path) -> str:
     if outcome.compared is not None:
         lines.append(f"{out}: all checksums are right, {outcome.compared} blocks equal their source")
     return "\n".join(lines or [f"{out}: complete"])
-
-
-class Bar:
-    """Progress bars in bytes on stderr, one for each stage."""
-
-    def __init__(self, silent: bool):
-        self.silent, self.stage = silent, ""
-        self.bar: tqdm | None = None
-
-    def __enter__(self) -> "Bar":
-        return self
-
-    def update(self, stage: str, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes of a stage are done; what an earlier run did does not count as speed."""
-        if self.bar is None or stage != self.stage:
-            self.close()
-            self.stage = stage
-            self.bar = tqdm(desc=stage, initial=done, total=total, unit="B", unit_scale=True, disable=self.silent)
-        self.bar.update(done - self.bar.n)
-
-    def close(self) -> None:
-        """End the bar being shown."""
-        if self.bar is not None:
-            self.bar.close()
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()

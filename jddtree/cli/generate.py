@@ -6,15 +6,15 @@ import platform
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
-from tqdm import tqdm
 
 import jddtree
 from jddtree import stats
-from jddtree.api import Prompt, prepare
+from jddtree.api import prepare
+from jddtree.cli.inputs import read_prompt
+from jddtree.cli.progress import Bars
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.generate import Piece, Result, stream
 from jddtree.errors import UserError
@@ -62,7 +62,7 @@ def run(
     shapes = {"rows": capacity, "context": max_context, "chunk": prefill_chunk, "rounds": rounds_per_dispatch}
     first = is_first()
     silent = quiet or json_output or not first
-    with LoadBar(silent) as bar:
+    with Bars(silent, "Loading ") as bar:
         wants_drafter = request["method"] != "ar" or draft is not None
         model = load(
             target,
@@ -81,53 +81,13 @@ def run(
         kernels=None if kernels == "auto" else kernels, capacity=shapes, **request,
     )  # fmt: skip
     result, interrupted = write(model, engine, made, stop or [], echo=first and not json_output)
-    if not first:
-        pass
-    elif json_output:
+    if first and json_output:
         print(json.dumps(report(model, made, result), ensure_ascii=False))
-    elif not quiet:
+    elif not silent:
         print(stats.lines(made.method, result.statistics), file=sys.stderr)
     if interrupted:
         raise KeyboardInterrupt
     finish()
-
-
-def read_prompt(
-    prompt: str | None, prompt_file: Path | None, prompt_ids: Path | None, messages: Path | None
-) -> Prompt | None:
-    """The prompt from whichever one source was given, None without any. Raises UserError for two, or an unreadable
-    one.
-    """
-    sources = {"--prompt": prompt, "--prompt-file": prompt_file, "--prompt-ids": prompt_ids, "--messages": messages}
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} were given, but one of them is enough; leave the others out")
-    if prompt_ids is not None:
-        ids = _read_json(prompt_ids, "--prompt-ids")
-        if not isinstance(ids, list) or not all(type(item) is int for item in ids):
-            raise UserError(f"--prompt-ids {prompt_ids} must hold a JSON list of integers, like [1024, 258]")
-        return ids
-    if messages is not None:
-        return _read_json(messages, "--messages")
-    if prompt_file is not None:
-        return _read_text(prompt_file, "--prompt-file")
-    if prompt == "-":
-        return sys.stdin.read()
-    return prompt
-
-
-def _read_text(path: Path, flag: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {path} cannot be read as UTF-8 text ({error}); check the path") from None
-
-
-def _read_json(path: Path, flag: str) -> Any:
-    try:
-        return json.loads(_read_text(path, flag))
-    except ValueError as error:
-        raise UserError(f"{flag} {path} is not JSON ({error}); check the file") from None
 
 
 def default_prompt(model: Model) -> str:
@@ -219,30 +179,3 @@ def use_compile_cache(wanted: bool) -> None:
         jax.config.update("jax_compilation_cache_dir", os.path.join(base, "jddtree", "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-class LoadBar:
-    """Progress bars in bytes on stderr, one per checkpoint."""
-
-    def __init__(self, silent: bool):
-        self.silent, self.name = silent, ""
-        self.bar: tqdm | None = None
-
-    def __enter__(self) -> "LoadBar":
-        return self
-
-    def update(self, name: str, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes of the checkpoint `name` are loaded."""
-        if self.bar is None or name != self.name:
-            self.close()
-            self.name = name
-            self.bar = tqdm(desc=f"Loading {name}", total=total, unit="B", unit_scale=True, disable=self.silent)
-        self.bar.update(done - self.bar.n)
-
-    def close(self) -> None:
-        """End the bar being shown."""
-        if self.bar is not None:
-            self.bar.close()
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
