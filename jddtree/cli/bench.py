@@ -5,13 +5,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from jddtree.api import prompt_ids
 from jddtree.benchmarks import generation, results
 from jddtree.cli.generate import use_compile_cache
-from jddtree.cli.inputs import read_json
+from jddtree.cli.inputs import read_prompts
 from jddtree.cli.progress import Bars
 from jddtree.errors import UserError
-from jddtree.loading import Model, bundled, load
+from jddtree.loading import load
 
 
 def run_generate(
@@ -30,7 +29,7 @@ def run_generate(
     counts = _budgets(budgets)
     with Bars(False, "Loading ") as bar:
         model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
-    ids = _prompts(model, prompts)
+    ids = read_prompts(model, prompts)
     rows = []
     total = len(generation.methods(counts))
     for row in tqdm(generation.measure(model, ids, counts, max_tokens), desc="Methods", total=total):
@@ -46,11 +45,3 @@ def _budgets(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--budgets is {text!r}, but must be numbers with commas, like 8,16,32") from None
-
-
-def _prompts(model: Model, path: Path | None) -> list[list[int]]:
-    """Token ids of every prompt in a JSON list of texts or id lists; by default the bundled ones"""
-    given = read_json(path or bundled("target").parent / "prompts.json", "--prompts")
-    if not isinstance(given, list) or not given:
-        raise UserError(f"--prompts {path} must hold a JSON list of texts or of lists of token ids")
-    return [prompt_ids(model, prompt) for prompt in given]

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jddtree.api import Prompt
+from jddtree.api import Prompt, prompt_ids
 from jddtree.errors import UserError
+from jddtree.loading import Model, bundled
 
 
 def read_prompt(
@@ -55,3 +56,14 @@ def read_json(path: Path, flag: str) -> Any:
         return json.loads(read_text(path, flag))
     except ValueError as error:
         raise UserError(f"{flag} {path} is not JSON ({error}); check the file") from None
+
+
+def read_prompts(model: Model, path: Path | None) -> list[list[int]]:
+    """Token ids of every prompt in a JSON list of texts, messages or id lists; by default the bundled ones.
+
+    Raises UserError for a file without such a list.
+    """
+    given = read_json(path or bundled("target").parent / "prompts.json", "--prompts")
+    if not isinstance(given, list) or not given:
+        raise UserError(f"--prompts {path} must hold a JSON list of texts or of lists of token ids")
+    return [prompt_ids(model, prompt) for prompt in given]

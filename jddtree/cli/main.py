@@ -207,6 +207,28 @@ def bench_kernels(
     run(world, tokens, context, heads, routing, kernels, check, peers, output)
 
 
+@bench.command("speculation", help="What the trees are worth: acceptance, ranks, calibration, experts, budgets, times.")
+def bench_speculation(
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 12 bundled ones.")
+    ] = None,
+    budget: Annotated[int, typer.Option(help="Nodes of the recorded trees; smaller budgets are replayed.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 97,
+    dtype: Dtype = "auto",
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw pictures into this folder.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> None:
+    """See the help of the command."""
+    from jddtree.cli.speculation import run
+
+    run(target, draft, prompts, budget, max_tokens, dtype, mesh, expert_layout, json_output, plot, output)
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     sys.exit(guarded(lambda: app(standalone_mode=False)))

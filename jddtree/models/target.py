@@ -36,11 +36,14 @@ class Rows(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """hidden [B, C, H] before the final norm; taps [B, C, taps * H]; latents [layers, B, C, latent_size]."""
+    """hidden [B, C, H] before the final norm; taps [B, C, taps * H]; latents [layers, B, C, latent_size]; experts int32
+    [MoE layers, B, C, k], each row's choice, padding rows' too.
+    """
 
     hidden: jax.Array
     taps: jax.Array
     latents: jax.Array
+    experts: jax.Array
 
 
 class DenseLayer(LatentAttention):
@@ -48,15 +51,23 @@ class DenseLayer(LatentAttention):
 
     def __call__(self, x: jax.Array, rows: Rows, cache: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Residual stream [B, C, H] after the layer, and the layer's cache rows [B, C, latent_size]."""
+        x, latents, _ = self.routed(x, rows, cache, layer)
+        return x, latents
+
+    def routed(
+        self, x: jax.Array, rows: Rows, cache: jax.Array, layer: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """What the call returns, and the experts of each row int32 [B, C, k], None for a dense layer."""
         config = self.config
         normed = rms_norm(x, self.input_norm, config.rms_norm_eps)
         attended, latents = self.attend(normed, rows.positions, cache, layer, rows.lengths, rows.ancestors)
         x = x + attended
-        return x + self.feed_forward(rms_norm(x, self.post_norm, config.rms_norm_eps), rows.valid), latents
+        made, experts = self.feed_forward(rms_norm(x, self.post_norm, config.rms_norm_eps), rows.valid)
+        return x + made, latents, experts
 
-    def feed_forward(self, x: jax.Array, valid: jax.Array) -> jax.Array:
-        """[B, C, H] to the same shape"""
-        return total(gated_mlp(x, self.mlp_gate, self.mlp_up, self.mlp_down), self.axis).astype(x.dtype)
+    def feed_forward(self, x: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """[B, C, H] to the same shape, and the experts of each row"""
+        return total(gated_mlp(x, self.mlp_gate, self.mlp_up, self.mlp_down), self.axis).astype(x.dtype), None
 
 
 class MoELayer(DenseLayer):
@@ -66,14 +77,14 @@ class MoELayer(DenseLayer):
         super().__init__(config, arrays, kernels, axis)
         self.experts, self.index = experts, nnx.Variable(index)
 
-    def feed_forward(self, x: jax.Array, valid: jax.Array) -> jax.Array:
+    def feed_forward(self, x: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         flat = x.reshape(-1, self.config.hidden_size)
         ids, weights = route(flat, self.router[...], self.router_bias[...], self.config)
         experts = PackedExperts(**self.experts.arrays())
         rows, index = valid.reshape(-1), self.index[...]
         routed = mixture(flat, ids, weights, rows, experts, index, self.config, self.kernels, self.axis)
         shared = gated_mlp(x, self.shared_gate, self.shared_up, self.shared_down)
-        return total(routed.reshape(x.shape) + shared, self.axis).astype(x.dtype)
+        return total(routed.reshape(x.shape) + shared, self.axis).astype(x.dtype), ids.reshape(*x.shape[:-1], -1)
 
 
 class Target(nnx.Module):
@@ -129,9 +140,9 @@ class Target(nnx.Module):
         def step(carry, inputs, make):
             x, taps = carry
             arrays, layer = inputs
-            x, latents = make(arrays, layer)(x, rows, cache, layer)
+            x, latents, experts = make(arrays, layer).routed(x, rows, cache, layer)
             taps = lax.dynamic_update_index_in_dim(taps, x, slots[layer], 0)
-            return (x, taps), latents
+            return (x, taps), (latents, experts)
 
         def run(carry, weights, first, count, make):
             layers = jnp.arange(first, first + count)
@@ -139,12 +150,12 @@ class Target(nnx.Module):
 
         carry, latents = (x, taps), []
         if dense:
-            carry, first = run(carry, self.dense, 0, dense, self._dense_layer)
+            carry, (first, _) = run(carry, self.dense, 0, dense, self._dense_layer)
             latents.append(first)
-        carry, rest = run(carry, self.moe, dense, self.config.num_moe_layers, self._moe_layer)
+        carry, (rest, experts) = run(carry, self.moe, dense, self.config.num_moe_layers, self._moe_layer)
         x, taps = carry
         flat_taps = jnp.moveaxis(taps[:-1], 0, 2).reshape(*x.shape[:2], -1)
-        return Scored(x, flat_taps, jnp.concatenate([*latents, rest]))
+        return Scored(x, flat_taps, jnp.concatenate([*latents, rest]), experts)
 
     def _dense_layer(self, arrays: Tree, layer: jax.Array) -> DenseLayer:
         return DenseLayer(self.config, arrays, self.kernels, self.axis)

@@ -1,0 +1,48 @@
+"""The tasks by name; anything that looks like a path is the user's own file."""
+
+import os
+from collections.abc import Callable
+
+from jddtree.errors import UserError
+from jddtree.evaluation.coding import MBPP, HumanEval
+from jddtree.evaluation.lines import StdlibLines
+from jddtree.evaluation.mathematics import GSM8K, Math500
+from jddtree.evaluation.task import Task
+from jddtree.evaluation.userfile import read_user_file
+
+TASKS: tuple[tuple[str, Callable[[], Task]], ...] = (
+    ("humaneval", HumanEval),
+    ("mbpp", MBPP),
+    ("gsm8k", GSM8K),
+    ("math500", Math500),
+    ("stdlib_lines", StdlibLines),
+    ("stdlib_line_ends", lambda: StdlibLines("stdlib_line_ends", given=0.7)),
+)
+
+
+def task_names() -> tuple[str, ...]:
+    """The names that `get_task` knows, in the order of the documentation."""
+    return tuple(name for name, _ in TASKS)
+
+
+def get_task(name_or_path: str, *, allow_code: bool) -> Task:
+    """A task by name, or the user's file: whatever ends in .jsonl, holds a path separator or is a file.
+
+    UserError for an unknown name, a file that cannot be used, and a task that runs the model's code without allow_code.
+    """
+    makers = dict(TASKS)
+    if name_or_path in makers:
+        return _allowed(makers[name_or_path](), allow_code)
+    if name_or_path.endswith(".jsonl") or os.sep in name_or_path or os.path.isfile(name_or_path):
+        return read_user_file(name_or_path)
+    names = ", ".join(task_names())
+    raise UserError(f"task {name_or_path!r} is unknown; the tasks are {names}, or give the path of a .jsonl file")
+
+
+def _allowed(task: Task, allow_code: bool) -> Task:
+    if task.needs_code and not allow_code:
+        raise UserError(
+            f"task {task.name} runs programs that the model writes; add --allow-code to accept that, after reading "
+            "in docs/evaluation.md what the sandbox does not protect from"
+        )
+    return task
