@@ -159,6 +159,78 @@ def convert(
     run(target, draft, out, dry_run=dry_run, verify=verify, force=force, json_output=json_output, quiet=quiet)
 
 
+@app.command(
+    "eval",
+    help="Score tasks, compare methods, check recorded outputs, measure perplexity. Run again, it resumes.",
+)
+def evaluate(
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Task names with commas, as in docs/evaluation.md, or files of prompts (FILE.jsonl)."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first examples of each task.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", help="Folder of results and samples; an unfinished run there goes on.")
+    ] = Path("eval_results"),
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", help="Most tokens of an answer whose example sets none.")
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens that reach this sum.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
+    batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 8,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run the programs that the model writes; see docs/evaluation.md.")
+    ] = False,
+    compare: Annotated[
+        str | None, typer.Option(help="Instead of scoring, run the prompts by these methods, like ar,dflash,ddtree.")
+    ] = None,
+    golden: Annotated[
+        Path | None, typer.Option(help="Check the model against recorded outputs, like vllm_golden.json.")
+    ] = None,
+    perplexity: Annotated[Path | None, typer.Option(help="Measure perplexity on a text file.")] = None,
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="Let the model think first. Default: the model's own."),
+    ] = None,
+    target: Target = None,
+    draft: Draft = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare a store's files with their checksums before loading.")
+    ] = False,
+    method: Annotated[
+        Literal["ar", "dflash", "ddtree"], typer.Option(help="How to decode; the text is the same.")
+    ] = "ddtree",
+    budget: Annotated[int, typer.Option(help="Nodes of a tree, the root not counted.")] = 32,
+    top_k_cap: Annotated[
+        int | None, typer.Option(help="Most candidates per draft slot. Default: as many as nodes.")
+    ] = None,
+    spine: Annotated[bool, typer.Option("--spine", help="Put the top-1 chain into every tree first.")] = False,
+    dtype: Dtype = "auto",
+    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")] = None,
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
+    kernels: Annotated[
+        Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
+    ] = "auto",
+    compile_cache: Annotated[
+        bool,
+        typer.Option("--compile-cache/--no-compile-cache", help="Keep compiled programs in the user's cache folder."),
+    ] = True,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="After the tables, print one JSON object as the last line.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> int:
+    """See the help of the command."""
+    settings = dict(locals())
+    from jddtree.cli.eval import run
+
+    return run(**settings)
+
+
 @bench.command("generate", help="Rounds, acceptance length and speed of ar, dflash and ddtree over a set of prompts.")
 def bench_generate(
     target: Target = None,

@@ -110,7 +110,7 @@ def stream_batch(
     Raises UserError when a request does not fit the engine.
     """
     statistics = [Statistics(len(request.prompt), compile_s=engine.compile_seconds) for request in requests]
-    texts = [_Text(model, stop, stats) for stats in statistics]
+    texts = [Transcript(model, stop, stats) for stats in statistics]
     begun = time.perf_counter()
     state, controls, first, finish = engine.start(requests)
     for stats in statistics:
@@ -150,7 +150,7 @@ def _result(request: Request, column: Sequence[Piece | None]) -> Result:
     )
 
 
-class _Text:
+class Transcript:
     """Turns rounds of ids into text; a stop string may end it before the engine does."""
 
     def __init__(self, model: Model, stop: Sequence[str], statistics: Statistics):

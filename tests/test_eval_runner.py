@@ -1,0 +1,358 @@
+"""Tasks through a static batch: slots refill, rows survive a kill, a resumed run gives the files of one run."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from conftest import ROOT
+from eval_harness import CONTEXT, Functions, engine, micro, scorer, settings
+from harness import compilations
+
+from jddtree.api import prompt_ids
+from jddtree.cli import eval as cli
+from jddtree.decoding.engine import Request
+from jddtree.decoding.generate import generate_batch
+from jddtree.errors import UserError
+from jddtree.evaluation import losslessness, runner
+from jddtree.evaluation.asking import job
+from jddtree.evaluation.samples import Samples, read_rows, run_time, samples_file
+from jddtree.evaluation.slots import Job, answers
+from jddtree.evaluation.summary import score
+from jddtree.evaluation.task import Example
+
+TIMES = ("date", "total_evaluation_time_seconds", "command")
+
+
+def jobs(**request) -> list[Job]:
+    """The jobs of the shared task, with some fields of their requests set."""
+    task = Functions()
+    made = [job(micro(), task, example, index, settings()) for index, example in enumerate(task.examples(None))]
+    return [replace(one, request=replace(one.request, **request)) for one in made]
+
+
+def run(folder, task=None, **changes):
+    """A run of the shared task with the shared engine."""
+    return runner.run(micro(), [task or Functions()], settings(**changes), folder, engine())
+
+
+def files(folder):
+    """Contents of the only results file and the only samples file, without times."""
+    (results,), (samples,) = folder.glob("results_*.json"), folder.glob("samples_*.jsonl")
+    found = json.loads(results.read_text())
+    header = json.loads(samples.read_text().split("\n")[0])
+    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(samples)]
+    return {key: value for key, value in found.items() if key not in TIMES}, header, rows
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """The files of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("once")
+    run(folder)
+    return files(folder)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing handles it."""
+
+
+def kill_after(monkeypatch, writes: int, share: float) -> None:
+    """Make the next `writes` lines whole, then write a share of one and die."""
+    whole = Samples._write
+    left = [writes]
+
+    def write(self, row):
+        if left[0] == 0:
+            line = (json.dumps(row) + "\n").encode()
+            self._file.write(line[: int(len(line) * share)])
+            self._file.flush()
+            raise Killed
+        left[0] -= 1
+        whole(self, row)
+
+    monkeypatch.setattr(Samples, "_write", write)
+
+
+def test_slots_refill_without_compiling_and_give_what_one_by_one_gives():
+    """Eight jobs of three lengths through three slots, against each one alone."""
+    made = jobs()
+    engine()
+    with compilations() as events:
+        found = sorted(answers(micro(), engine(), made), key=lambda answer: answer.index)
+    assert not events and [answer.index for answer in found] == list(range(8))
+    for answer, one in zip(found, made, strict=True):
+        alone = generate_batch(micro(), engine(), [one.request] * 3, one.stop)[0]
+        assert (answer.text, answer.token_ids) == (alone.text, alone.token_ids)
+        assert answer.finish_reason == alone.finish_reason
+        assert answer.statistics.emitted_per_round == alone.statistics.emitted_per_round
+
+
+def test_samples_do_not_depend_on_the_slot():
+    """In the reverse order the same noise meets the same example; other places have other noise."""
+    made = jobs(temperature=1.0, seed=5, max_tokens=12)
+    one, other = ({a.index: a.token_ids for a in answers(micro(), engine(), order)} for order in (made, made[::-1]))
+    assert one == other
+    same = [Job(index, replace(made[0].request, sequence=index)) for index in range(4)]
+    assert len({tuple(a.token_ids) for a in answers(micro(), engine(), same)}) > 1
+
+
+def test_a_stop_string_frees_its_slot():
+    """It ends the text before max_tokens, and the next job starts in its place."""
+    request = replace(jobs()[0].request, max_tokens=40)
+    plain = next(answers(micro(), engine(), [Job(0, request)]))
+    stop = plain.text[12:15]
+    cut = list(answers(micro(), engine(), [Job(index, request, (stop,)) for index in range(5)]))
+    assert {answer.text for answer in cut} == {plain.text[: plain.text.index(stop)]} and len(cut) == 5
+    assert {answer.finish_reason for answer in cut} == {"stop"}
+    assert {len(answer.token_ids) for answer in cut} < {len(plain.token_ids)} | set(range(40))
+
+
+def test_files_have_lm_evals_keys(once):
+    found, header, rows = once
+    assert found["results"]["functions"]["alias"] == "functions" and found["versions"] == {"functions": 1}
+    values = [row["returns"] for row in rows if row["metrics"]]
+    assert len(values) == 7 and found["results"]["functions"]["returns,none"] == sum(values) / 7
+    assert found["n-samples"] == {"functions": {"original": 8, "effective": 8}}
+    assert found["speculation"]["functions"]["tokens"] == sum(row["tokens"] for row in rows)
+    assert header["header"]["seed"] == 3 and [row["doc_id"] for row in rows] == list(range(8))
+    assert {"doc", "target", "arguments", "resps", "filtered_resps", "doc_hash"} <= set(rows[0])
+    assert rows[0]["tokens"] == 24 == 1 + sum(rows[0]["emitted_per_round"])
+
+
+def test_standard_error_is_that_of_a_mean():
+    rows = [{"metrics": ["exact"], "exact": value} for value in (0.0, 1.0, 1.0, 1.0)] + [{"metrics": []}]
+    assert score(rows) == {"exact,none": 0.75, "exact_stderr,none": 0.25}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_resume_after_kills_gives_the_files_of_one_run(seed, tmp_path, monkeypatch, once):
+    """Killed up to three times, each in the middle of a line; no row that was written is asked for again."""
+    random_ = random.Random(seed)
+    tasks = []
+    for _ in range(random_.randint(1, 3)):
+        kill_after(monkeypatch, random_.randint(0, 4), random_.random())
+        tasks.append(Functions())
+        with pytest.raises(Killed):
+            run(tmp_path, tasks[-1])
+        monkeypatch.undo()
+    (path,) = tmp_path.glob("samples_*.jsonl")
+    kept = max(path.read_bytes().count(b"\n") - 1, 0)
+    tasks.append(Functions())
+    run(tmp_path, tasks[-1])
+    assert files(tmp_path) == once
+    assert len(tasks[-1].scored) == 8 - kept
+
+
+def test_resume_after_a_kill_before_the_results(tmp_path, monkeypatch, once):
+    """Nothing is left to answer then."""
+    monkeypatch.setattr(runner, "results", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        run(tmp_path)
+    monkeypatch.undo()
+    task = Functions()
+    run(tmp_path, task)
+    assert files(tmp_path) == once and task.scored == []
+
+
+def test_a_finished_run_is_left_alone(tmp_path):
+    run(tmp_path, limit=1)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    run(tmp_path, limit=2)
+    assert len(list(tmp_path.iterdir())) == 4 and all(path.read_bytes() == data for path, data in before.items())
+
+
+def test_resume_with_other_settings_is_refused(tmp_path, monkeypatch):
+    """One line that names the setting and both values; so does another list of examples."""
+    kill_after(monkeypatch, 3, 0.5)
+    with pytest.raises(Killed):
+        run(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"unfinished run with temperature 0.0, but this one has 0.5; "):
+        run(tmp_path, request={"temperature": 0.5})
+    with pytest.raises(UserError, match=r"unfinished run with limit None, but this one has 2; "):
+        run(tmp_path, limit=2)
+    with pytest.raises(UserError, match="unfinished run with examples "):
+        run(tmp_path, Functions(count=9))
+
+
+def test_files_that_cannot_be_gone_on_with(tmp_path):
+    """A line that is no row, a second run at a time, and a folder that is a file."""
+    path = samples_file(tmp_path, "a task/b", run_time(tmp_path))
+    assert path.name.startswith("samples_a-task-b_")
+    path.write_text('{"header": {}}\n{"no": 1}\n')
+    with pytest.raises(UserError, match="line 2 is no doc_id line"):
+        Samples(path, {})
+    path.write_text('{"header": {}}\n')
+    with_lock = Samples(path, {})
+    with pytest.raises(UserError, match="being written by another run"):
+        Samples(path, {})
+    with_lock.close()
+    with pytest.raises(UserError, match="cannot be written"):
+        Samples(path / "x.jsonl", {})
+
+
+def test_rows_with_odd_text_come_back(tmp_path):
+    """Line separators of Unicode and lone surrogates included."""
+    path = tmp_path / "samples_x_0.jsonl"
+    row = {"doc_id": 0, "text": "a\u2028b\x85c\nd\ud800"}
+    samples = Samples(path, {})
+    samples.append(row)
+    samples.finish()
+    samples.close()
+    again = Samples(path, {})
+    again.close()
+    assert read_rows(path) == [row] and again.rows == {0: row}
+
+
+class Odd(Functions):
+    """Two of three prompts cannot be asked."""
+
+    def examples(self, limit):
+        """As the protocol says."""
+        odd = [Example("long", "word " * 400), Example("roles", [{"role": 3, "content": "x"}])]
+        return [*odd, Example("fine", "def main(")]
+
+
+def test_a_prompt_that_cannot_be_asked_is_an_error_of_its_row(tmp_path):
+    found, _ = run(tmp_path, Odd())
+    (path,) = tmp_path.glob("samples_*.jsonl")
+    rows = read_rows(path)
+    assert [row["finish_reason"] for row in rows] == ["error", "error", "length"]
+    assert "context holds 256" in rows[0]["note"] and "role" in rows[1]["note"]
+    assert found["speculation"]["functions"]["errors"] == 2
+
+
+def test_settings_that_cannot_work_leave_no_file(tmp_path):
+    for wrong, text in (
+        ({"request": {"temperature": -1.0}}, "--temperature is -1.0"),
+        ({"max_tokens": 0}, "--max-tokens is 0"),
+        ({"limit": 0}, "--limit is 0"),
+    ):
+        with pytest.raises(UserError, match=text):
+            run(tmp_path, **wrong)
+    with pytest.raises(UserError, match="needs a drafter"):
+        runner.run(replace(micro(), drafter=None), [Functions()], settings(), tmp_path)
+    with pytest.raises(UserError, match="twice"):
+        runner.run(micro(), [Functions(), Functions()], settings(), tmp_path)
+    with pytest.raises(UserError, match="no example"):
+        run(tmp_path, Functions(count=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+CHILD = """
+import sys, time
+sys.path[:0] = [{root!r}, {tests!r}]
+import conftest
+from pathlib import Path
+from eval_harness import Functions, micro, settings
+from jddtree.evaluation import runner
+slow = lambda *_: time.sleep(0.2)
+options = settings(request={{"method": "ar"}}, context=64)
+runner.run(micro(), [Functions()], options, Path(sys.argv[1]), progress=slow)
+"""
+
+
+def test_a_real_kill(tmp_path):
+    """SIGKILL while rows are being written by a process of its own, which leaves its lock and files behind."""
+    script = CHILD.format(root=str(ROOT), tests=str(ROOT / "tests"))
+    child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=os.environ | {"XLA_FLAGS": ""})
+    deadline = time.monotonic() + 120
+    written = lambda: sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("samples_*"))
+    while written() < 3 and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    kept, task = written() - 1, Functions()
+    assert 2 <= kept < 8
+    run(tmp_path, task, request={"method": "ar"}, context=64)
+    assert len(task.scored) == 8 - kept
+    rows = files(tmp_path)[2]
+    greedy = sorted(answers(micro(), engine(), jobs(method="ar")), key=lambda answer: answer.index)
+    assert [row["token_ids"] for row in rows] == [answer.token_ids for answer in greedy]
+
+
+def test_prompts_are_raw_or_go_through_the_template():
+    example = Example("x", "def f(")
+    for raw in (True, False):
+        found = job(micro(), Functions(raw=raw), example, 4, settings()).request
+        assert found == Request(
+            prompt=prompt_ids(micro(), "def f(", raw=raw), max_tokens=16, budget=8, seed=3, sequence=4,
+            stop_ids=micro().stop_ids,
+        )  # fmt: skip
+    assert CONTEXT == engine().program.capacity.context
+
+
+OPTIONS = {
+    "tasks": None, "limit": None, "max_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 0, "batch": 3,
+    "allow_code": False, "compare": None, "golden": None, "perplexity": None, "thinking": None, "target": None,
+    "draft": None, "check": False, "method": "ddtree", "budget": 8, "top_k_cap": None, "spine": False,
+    "dtype": "float32", "max_context": CONTEXT, "mesh": None, "expert_layout": "tensor", "kernels": "auto",
+    "compile_cache": True, "json_output": True, "quiet": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Run `eval` on the shared engine; returns its code, the tables, the JSON object and stderr."""
+    monkeypatch.setattr(cli, "load", lambda *_, **__: micro())
+    monkeypatch.setattr(cli, "Scorer", lambda *_, **__: scorer())
+    monkeypatch.setattr(cli, "use_compile_cache", lambda _: None)
+    for module in (runner, losslessness):
+        monkeypatch.setattr(module, "compiled", lambda *_: engine())
+
+    def call(**options):
+        code = cli.run(**OPTIONS | {"output": tmp_path / "out"} | options)
+        captured = capsys.readouterr()
+        *tables, last = captured.out.splitlines()
+        return code, tables, json.loads(last), captured.err
+
+    return call
+
+
+def test_command_runs_a_users_file(command, tmp_path):
+    """The table, one JSON object as the last line, the files, and a bar with speed and score."""
+    given = tmp_path / "mine.jsonl"
+    given.write_text('{"prompt": "def main(", "answer": "x"}\n{"prompt": "class A"}\n')
+    code, tables, found, bars = command(tasks=str(given))
+    assert code == 0 and tables[0].startswith("| task | metric | value | stderr | n |")
+    (name,) = found["results"]
+    assert found["n-samples"][name]["effective"] == 2 and found["config"]["dtype"] == "float32"
+    assert "tokens/s" in bars and "exact_match" in bars
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_command_compares(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "_tasks", lambda *_: [Functions()])
+    code, tables, found, _ = command(tasks="x", compare="ar,ddtree", limit=3)
+    assert code == 0 and found["compare"]["identical"] == 3 and "identical: 3 of 3 prompts in float32" in tables
+    (path,) = (tmp_path / "out").iterdir()
+    assert json.loads(path.read_text())["config"]["limit"] == 3
+
+
+def test_command_measures_perplexity_and_checks_golden(command, tmp_path):
+    """A golden check that fails ends with 1; its token is improbable."""
+    text, golden = tmp_path / "text.py", tmp_path / "golden.json"
+    text.write_text("def main():\n    return 0\n")
+    place = {"tail": [7], "top1_lp": [-0.1], "top8_ids": [[7, 8]], "top8_lp": [[-0.1, -3.0]]}
+    golden.write_text(json.dumps({"seqs": [{"name": "x", "prompt_ids": [1024, 258]} | place]}))
+    code, tables, found, _ = command(perplexity=text, golden=golden)
+    assert code == 1 and not found["golden"]["passed"] and found["perplexity"]["tokens"] > 5
+    assert any("golden: FAILED on 1 texts, 1 tokens" in line for line in tables)
+
+
+def test_command_refuses_what_it_cannot_do(command):
+    for options, text in (
+        ({}, "nothing to do"),
+        ({"compare": "ar,ddtree"}, "--compare needs prompts"),
+        ({"tasks": "x", "compare": "ar"}, "two or more"),
+        ({"tasks": "humanevil"}, "humanevil"),
+        ({"perplexity": ROOT / "none.txt"}, "cannot be read"),
+    ):
+        with pytest.raises(UserError, match=text):
+            command(**options)
