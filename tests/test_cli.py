@@ -87,6 +87,15 @@ def test_json_is_exactly_one_object(command):
     assert set(report["timings"]) == {"load_s", "compile_s", "prefill_s", "decode_s"}
 
 
+@pytest.mark.parametrize(
+    "arguments", [("--method", "ar"), ("--method", "ar", "--capacity", 16), ("--method", "dflash")]
+)
+def test_every_method_writes_the_same_text(command, arguments):
+    """Plain decoding may also run in the shapes of a tree."""
+    done = command("generate", "-q", "-p", "def is_empty(self):", *arguments)
+    assert done.stdout == "def is_empty(self):\n    return not self.is_empty()\n", done.stderr
+
+
 def test_prompt_from_standard_input(command):
     done = command("generate", "-q", "--budget", 8, "-p", "-", input="def is_empty(self):")
     assert done.stdout == "def is_empty(self):\n    return not self.is_empty()\n" and done.stderr == ""

@@ -63,7 +63,7 @@ def run(
     first = is_first()
     silent = quiet or json_output or not first
     with Bars(silent, "Loading ") as bar:
-        wants_drafter = request["method"] != "ar" or draft is not None
+        wants_drafter = request["method"] != "ar" or draft is not None or (capacity or 1) > 1
         model = load(
             target,
             draft,
