@@ -39,6 +39,25 @@ ExpertLayout = Annotated[
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16"], typer.Option(help="Compute type; auto is bfloat16 on an accelerator.")
 ]
+Thinking = Annotated[
+    bool | None,
+    typer.Option("--thinking/--no-thinking", help="Let the model think first. Default: the model's own."),
+]
+Check = Annotated[bool, typer.Option("--check", help="Compare a store's files with their checksums before loading.")]
+Budget = Annotated[int, typer.Option(help="Nodes of a tree, the root not counted.")]
+TopKCap = Annotated[int | None, typer.Option(help="Most candidates per draft slot. Default: as many as nodes.")]
+Spine = Annotated[bool, typer.Option("--spine", help="Put the top-1 chain into every tree first.")]
+Temperature = Annotated[float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")]
+TopP = Annotated[float, typer.Option(help="Sample from the most probable tokens that reach this sum.")]
+Seed = Annotated[int, typer.Option(help="Seed of the sampling noise.")]
+MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")]
+Kernels = Annotated[
+    Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
+]
+CompileCache = Annotated[
+    bool,
+    typer.Option("--compile-cache/--no-compile-cache", help="Keep compiled programs in the user's cache folder."),
+]
 
 
 def _version(value: bool) -> None:
@@ -68,39 +87,30 @@ def generate(
     messages: Annotated[Path | None, typer.Option(help="JSON file with a list of chat messages.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt itself, without the chat template.")] = False,
     system_prompt: Annotated[str | None, typer.Option(help="System message put before the prompt.")] = None,
-    thinking: Annotated[
-        bool | None,
-        typer.Option("--thinking/--no-thinking", help="Let the model think first. Default: the model's own."),
-    ] = None,
+    thinking: Thinking = None,
     target: Target = None,
     draft: Draft = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare a store's files with their checksums before loading.")
-    ] = False,
+    check: Check = False,
     method: Annotated[
         Literal["ar", "dflash", "ddtree"],
         typer.Option(help="Plain decoding, the drafter's top-1 chain, or a best-first tree. The text is the same."),
     ] = "ddtree",
-    budget: Annotated[int, typer.Option(help="Nodes of a tree, the root not counted.")] = 32,
-    top_k_cap: Annotated[
-        int | None, typer.Option(help="Most candidates per draft slot. Default: as many as nodes.")
-    ] = None,
-    spine: Annotated[bool, typer.Option("--spine", help="Put the top-1 chain into every tree first.")] = False,
+    budget: Budget = 32,
+    top_k_cap: TopKCap = None,
+    spine: Spine = False,
     capacity: Annotated[
         int | None, typer.Option(help="Compiled rows of the verify pass, root included. Default: fits the budget.")
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "--max-new-tokens", help="Most tokens to write.")] = 256,
-    temperature: Annotated[
-        float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")
-    ] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens that reach this sum.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not end at the model's stop tokens.")] = False,
     dtype: Dtype = "auto",
-    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")] = None,
+    max_context: MaxContext = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per prefill call.")] = None,
     rounds_per_dispatch: Annotated[int | None, typer.Option(help="Rounds between two looks at the result.")] = None,
     mesh: Mesh = None,
@@ -110,13 +120,8 @@ def generate(
     ] = None,
     processes: Annotated[int | None, typer.Option(help="How many processes there are.")] = None,
     process_id: Annotated[int | None, typer.Option(help="Which of them this one is, from 0.")] = None,
-    kernels: Annotated[
-        Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
-    ] = "auto",
-    compile_cache: Annotated[
-        bool,
-        typer.Option("--compile-cache/--no-compile-cache", help="Keep compiled programs in the user's cache folder."),
-    ] = True,
+    kernels: Kernels = "auto",
+    compile_cache: CompileCache = True,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no statistics.")] = False,
 ) -> None:
@@ -175,11 +180,9 @@ def evaluate(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", help="Most tokens of an answer whose example sets none.")
     ] = 256,
-    temperature: Annotated[
-        float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")
-    ] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens that reach this sum.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 8,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Run the programs that the model writes; see docs/evaluation.md.")
@@ -191,34 +194,22 @@ def evaluate(
         Path | None, typer.Option(help="Check the model against recorded outputs, like vllm_golden.json.")
     ] = None,
     perplexity: Annotated[Path | None, typer.Option(help="Measure perplexity on a text file.")] = None,
-    thinking: Annotated[
-        bool | None,
-        typer.Option("--thinking/--no-thinking", help="Let the model think first. Default: the model's own."),
-    ] = None,
+    thinking: Thinking = None,
     target: Target = None,
     draft: Draft = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare a store's files with their checksums before loading.")
-    ] = False,
+    check: Check = False,
     method: Annotated[
         Literal["ar", "dflash", "ddtree"], typer.Option(help="How to decode; the text is the same.")
     ] = "ddtree",
-    budget: Annotated[int, typer.Option(help="Nodes of a tree, the root not counted.")] = 32,
-    top_k_cap: Annotated[
-        int | None, typer.Option(help="Most candidates per draft slot. Default: as many as nodes.")
-    ] = None,
-    spine: Annotated[bool, typer.Option("--spine", help="Put the top-1 chain into every tree first.")] = False,
+    budget: Budget = 32,
+    top_k_cap: TopKCap = None,
+    spine: Spine = False,
     dtype: Dtype = "auto",
-    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")] = None,
+    max_context: MaxContext = None,
     mesh: Mesh = None,
     expert_layout: ExpertLayout = "tensor",
-    kernels: Annotated[
-        Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
-    ] = "auto",
-    compile_cache: Annotated[
-        bool,
-        typer.Option("--compile-cache/--no-compile-cache", help="Keep compiled programs in the user's cache folder."),
-    ] = True,
+    kernels: Kernels = "auto",
+    compile_cache: CompileCache = True,
     json_output: Annotated[
         bool, typer.Option("--json", help="After the tables, print one JSON object as the last line.")
     ] = False,
