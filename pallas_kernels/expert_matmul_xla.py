@@ -19,13 +19,14 @@ def expert_mlp_xla(
     x: jax.Array,
     ids: jax.Array,
     weights: jax.Array,
-    routed: jax.Array,
+    valid: jax.Array,
     experts: PackedExperts,
     first_expert: jax.Array,
     *,
     num_experts: int,
 ) -> jax.Array:
-    """As expert_matmul.expert_mlp, with routed bool [T, k] for the ids that count. Returns float32 [T, H]."""
+    """As expert_matmul.expert_mlp. Returns float32 [T, H]."""
+    routed = valid.astype(jnp.bool_)[:, None] & (ids >= 0) & (ids < num_experts)
     kept = routed.any(axis=1)
     x = jnp.where(kept[:, None], x, jnp.zeros_like(x))
     ids = jnp.where(routed, ids, num_experts)

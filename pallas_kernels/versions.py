@@ -10,7 +10,7 @@ cuda_target       context that describes a GPU to a lowering on a machine withou
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -27,20 +27,24 @@ def triton_call(
     *,
     name: str,
     grid: tuple[int, ...],
-    out: jax.ShapeDtypeStruct,
+    out: jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...],
     warps: int,
     stages: int,
     interpret: bool,
-) -> Callable[..., jax.Array]:
-    """The kernel as a function of arrays; it gets each of them, and its one output, whole."""
+    aliases: Mapping[int, int] | None = None,
+) -> Callable[..., Any]:
+    """The kernel as a function of arrays; it gets each of them, and its output or outputs, whole.
 
-    def call(*operands: jax.Array) -> jax.Array:
+    aliases: an operand's number to that of the output that takes its place in memory."""
+
+    def call(*operands: jax.Array) -> Any:
         return pl.pallas_call(
             functools.partial(kernel, interpret=interpret),
             grid=grid,
             in_specs=[pl.no_block_spec] * len(operands),
-            out_specs=pl.no_block_spec,
+            out_specs=pl.no_block_spec if isinstance(out, jax.ShapeDtypeStruct) else (pl.no_block_spec,) * len(out),
             out_shape=out,
+            input_output_aliases=dict(aliases or {}),
             interpret=interpret,
             name=name,
             compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),

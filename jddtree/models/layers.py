@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from pallas_kernels.residual_norm import rms_norm as plain_rms_norm
+
 
 class Weights(nnx.Module):
     """A module whose parameters are the arrays of one group of the parameter table, each an attribute of its name."""
@@ -37,10 +39,8 @@ def contract(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Array:
-    """w * x / rms(x) in float32, rounded once (Hugging Face also rounds before the weight: one more bfloat16 error)."""
-    wide = x.astype(jnp.float32)
-    scaled = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (scaled * jnp.broadcast_to(weight[...].astype(jnp.float32), x.shape)).astype(x.dtype)
+    """`residual_norm.rms_norm` with a parameter as its weight."""
+    return plain_rms_norm(x, weight[...], eps)
 
 
 def gated_mlp(x: jax.Array, gate: nnx.Param, up: nnx.Param, down: nnx.Param) -> jax.Array:
