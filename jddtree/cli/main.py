@@ -270,6 +270,42 @@ def bench_kernels(
     run(world, tokens, context, heads, routing, kernels, check, peers, output)
 
 
+@bench.command(
+    "step",
+    help="The whole step of one rank of Kimi K2.6 with random weights, against its memory floor: verify, draft, build, "
+    "walk, commit, round, prefill. Needs an H200 (about 6 minutes), or --preset tiny.",
+)
+def bench_step(
+    preset: Annotated[Literal["kimi-k2.6", "tiny"], typer.Option(help="Which model.")] = "kimi-k2.6",
+    world: Annotated[int, typer.Option(help="Ranks that share the model; one of them runs.")] = 8,
+    tokens: Annotated[str | None, typer.Option(help="Rows of the tree.", show_default="1,9,17,33,65")] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Committed tokens and rows.", show_default="4096,32768,131072")
+    ] = None,
+    routing: Annotated[
+        str, typer.Option(help="How rows choose experts: uniform, zipf; several with commas.")
+    ] = "uniform",
+    stages: Annotated[
+        str | None, typer.Option(help="verify,draft,build,walk,commit,round,prefill,repeat,sweep.", show_default="all")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Only so many of the target's layers.")] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute type.")] = "bfloat16",
+    kernels: Kernels = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of all random data.")] = 0,
+    threads: Annotated[int, typer.Option(help="Programs compiled at a time.")] = 8,
+    profile: Annotated[bool, typer.Option("--profile/--no-profile", help="Also time each kernel, by CUPTI.")] = True,
+    peers: Annotated[
+        Path | None, typer.Option(help="JSON list of {stage, tokens, context, peer, time_ms} to compare with.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> int:
+    """See the help of the command."""
+    options = dict(locals())
+    from jddtree.cli.bench_step import run
+
+    return run(options)
+
+
 @bench.command("speculation", help="What the trees are worth: acceptance, ranks, calibration, experts, budgets, times.")
 def bench_speculation(
     target: Target = None,

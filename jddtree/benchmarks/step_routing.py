@@ -1,0 +1,61 @@
+"""Which experts the rows of `bench step` go to: chosen by the benchmark, while the router's own work is still done.
+
+Random weights route almost uniformly whatever the text, and a choice that is known says which bytes must be read. The
+chosen experts are data of the compiled step, one leaf more in the weights of the MoE layers.
+"""
+
+import jax
+import numpy as np
+
+from jddtree.benchmarks import kernels_routing
+from jddtree.benchmarks.kernels_routing import Routing
+from jddtree.config import TargetConfig
+from jddtree.errors import UserError
+from jddtree.models.parameters import Tree
+from jddtree.models.target import MoELayer, Target
+
+NAMES = {"uniform": "uniform", "zipf": "skewed"}  # a Zipf law is what `kernels_routing` calls skewed
+LEAF = "forced_experts"
+
+
+class ForcedMoELayer(MoELayer):
+    """A layer whose rows go to the experts in `forced_experts` int32 [rows, k], with the weights of the router."""
+
+    def choose_experts(self, flat: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The router runs in full, since its weights need its choice; only the numbers of the experts are replaced."""
+        _, weights = super().choose_experts(flat)
+        return self.forced_experts[...], weights
+
+
+class ForcedTarget(Target):
+    """A target whose weights come from `with_experts`."""
+
+    def _moe_layer(self, arrays: Tree, layer: jax.Array) -> ForcedMoELayer:
+        index = layer - self.config.first_k_dense_replace
+        return ForcedMoELayer(self.config, arrays, self.kernels, self.experts, index, self.axis)
+
+
+def experts(name: str, config: TargetConfig, rows: int, seed: int) -> np.ndarray:
+    """The experts of every MoE layer and row, int32 [MoE layers, rows, k].
+
+    name: "uniform", "zipf" (an expert's popularity falls as 1 / rank, another order in each layer).
+    Raises UserError for another name.
+    """
+    if name not in NAMES:
+        raise UserError(f"--routing is {name!r}, but must be one of {', '.join(NAMES)}")
+    count, routing = config.num_moe_layers, Routing(NAMES[name])
+    sizes = config.n_routed_experts, config.num_experts_per_tok
+    if rows == 1:  # `Routing` draws disjoint ones for a single row, as many as fit
+        return np.stack([routing.draw(2, *sizes, seed + layer, 1)[0][:1] for layer in range(count)])
+    return np.stack(routing.draw(rows, *sizes, seed, count))
+
+
+def touched(chosen: np.ndarray, tokens: int) -> float:
+    """Distinct experts of a layer that the first `tokens` rows use, a mean over layers."""
+    return float(np.mean([kernels_routing.touched(layer[:tokens]) for layer in chosen]))
+
+
+def with_experts(weights: Tree, chosen: np.ndarray) -> Tree:
+    """The weights of a rank with the experts that its rows shall use; arrays are shared."""
+    target = weights["target"]
+    return weights | {"target": target | {"moe": target["moe"] | {LEAF: jax.device_put(chosen)}}}
