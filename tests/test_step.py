@@ -208,3 +208,16 @@ def test_wrong_options_end_with_one_line(options, message, capfd):
     """The measuring process says what is wrong, and the command ends with 1."""
     assert step.main(options) == 1
     assert message in capfd.readouterr().err
+
+
+def test_matmuls_of_a_stack_belong_to_what_ran_before_them():
+    """One kernel multiplies by every weight of a layer; its place in the layer says by which."""
+    attention = ["latent_projection", "stack_matmul", "absorbed_queries", "attention_split", "attention_merge"]
+    block = ["stack_matmul", "expert_choice", "stack_matmul", "expert_work_list", "expert_gate_up", "expert_down"]
+    layer = ["residual_norm", "stack_matmul", *attention, "head_values", "stack_matmul", "residual_norm", *block]
+    found = step_components.components([(name, 1.0) for name in layer * 2], "", {})
+    assert found == {
+        "norms": 6.0, "q_a + kv_a": 2.0, "q_b": 2.0, "absorb": 2.0, "attention split": 2.0, "attention merge": 2.0,
+        "v_up": 2.0, "o": 2.0, "router + shared": 2.0, "router": 2.0, "shared": 2.0, "work list": 2.0,
+        "experts gate_up": 2.0, "experts down": 2.0,
+    }  # fmt: skip

@@ -66,6 +66,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--profile", action=argparse.BooleanOptionalAction, default=True, help="also time each kernel")
     parser.add_argument("--peers", type=Path, help="JSON list of {stage, tokens, context, peer, time_ms}")
     parser.add_argument("--output", type=Path, help="also write the rows to this results file")
+    parser.add_argument("--dump", type=Path, help="folder for the optimised HLO and the kernels of each stage")
     parser.add_argument("--clock", choices=CLOCKS, help=argparse.SUPPRESS)  # what a measuring process is told
     return parser
 
@@ -129,7 +130,7 @@ def child(given: argparse.Namespace) -> None:
 
     settings = step_settings.settings(**{name: getattr(given, name) for name in SETTINGS})
     _say(json.dumps(results.record([]) | {"platform": jax.default_backend()}))
-    for row in step_measure.measure(settings, given.clock, say):
+    for row in step_measure.measure(settings, given.clock, say, given.dump):
         _say(json.dumps(row))
 
 
@@ -177,6 +178,7 @@ def _cell(value: int | None, width: int) -> str:
 def _process(given: argparse.Namespace, clock: str) -> Iterator[Row]:
     """The lines of one measuring process; its end is a row with "failure" when it was not a good one"""
     options = [f"--{name}={getattr(given, name)}" for name in SETTINGS if getattr(given, name) is not None]
+    options += [f"--dump={given.dump}"] if given.dump else []
     command = [sys.executable, "-m", MODULE, f"--clock={clock}", *options]
     seen = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

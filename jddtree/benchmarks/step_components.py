@@ -1,8 +1,8 @@
 """Kernels of a profile grouped into the components of a step.
 
-A kernel of ours is known by its name. One that XLA made has the name of its instruction in the optimised HLO, and
-belongs to the parameter that this instruction reads, which its operands' shapes tell. What neither tells stays under
-"matmul library" or "other".
+A kernel of ours is known by its name; `stack_matmul`, which multiplies by many weights, by what ran before it in the
+layer. A kernel that XLA made has the name of its instruction in the optimised HLO, and belongs to the parameter that
+this instruction reads, which its operands' shapes tell. What neither tells stays under "matmul library" or "other".
 """
 
 import re
@@ -16,11 +16,25 @@ from jddtree.benchmarks.step_floor import EXPERTS, TARGET
 NAMES = {
     "experts gate_up": r"gate_up",
     "experts down": r"expert_down",
+    "work list": r"work_list",
+    "router": r"expert_choice",
+    "norms": r"residual_norm|latent_projection",
+    "absorb": r"absorbed_queries",
+    "v_up": r"head_values",
     "attention merge": r"attention_merge|merge",
     "attention split": r"attention_split|mosaic",
     "sort": r"sort|topk|top_k",
     "matmul library": r"cublas|cutlass|nvjet|xmma|gemv|splitK|^void gemm|sm90_|sm80_",
     "copy": r"memcpy|memset|^copy|wrapped_copy|dynamic_slice",
+}
+# After which of our kernels a matmul of a stack belongs to which component.
+MATMUL = "stack_matmul"
+AFTER = {
+    "latent_projection": "q_b",
+    "head_values": "o",
+    "expert_choice": "shared",
+    "attention norm": "q_a + kv_a",
+    "block norm": "router + shared",
 }
 PARAMETERS = {name: component for component, names in (TARGET | EXPERTS).items() for name in names} | {
     "input_norm": "norms",
@@ -55,9 +69,18 @@ def components(
     """Microseconds by component, the largest first; kernels: (name, microseconds)."""
     reads = _reads(hlo, shapes)
     sums: dict[str, float] = defaultdict(float)
+    last = "attention norm"
     for name, microseconds in kernels:
-        sums[component(name, reads)] += microseconds
+        last = _landmark(name, last)
+        sums[AFTER[last] if MATMUL in name else component(name, reads)] += microseconds
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def _landmark(kernel: str, last: str) -> str:
+    """The key of AFTER that holds once this kernel has run; a norm after the output projection is the second one"""
+    if "residual_norm" in kernel:
+        return "block norm" if last == "head_values" else "attention norm"
+    return next((name for name in AFTER if name in kernel), last)
 
 
 def component(kernel: str, reads: Mapping[str, str]) -> str:

@@ -2,14 +2,15 @@
 
 `floor_ms` is that of the composed peer's script, so that ratios compare: weights that the step reads once, those of
 the distinct experts that its rows touch included, at 4.3 TB/s (the copy rate of an H200); latents, activations and
-norms are not in it. `floor_read_ms` adds the latents and takes the rate at which this card reads.
+norms are not in it. The router counts in float32, as the peer reads it, whatever is kept here. `floor_read_ms` adds the
+latents and takes the rate at which this card reads.
 """
 
 from collections.abc import Mapping
 
 import jax.numpy as jnp
 
-from jddtree.benchmarks.roofline import Ceilings
+from jddtree.benchmarks.roofline import FLOAT32, Ceilings
 from jddtree.benchmarks.step_parameters import nbytes, rank_tables
 from jddtree.benchmarks.step_presets import Models
 from jddtree.models.parameters import Parameter
@@ -43,6 +44,7 @@ def stage_bytes(
     tables = rank_tables(models, world)
     target, config = tables["target"], models.target
     verify = {name: _sum(target, parts, dtype) for name, parts in TARGET.items()}
+    verify["router"] = FLOAT32 * _count(target, TARGET["router"])
     share = touched / config.n_routed_experts
     experts = {path: one for path, one in target.items() if path.startswith("experts.")}
     verify |= {name: round(share * _sum(experts, parts, dtype)) for name, parts in EXPERTS.items()}

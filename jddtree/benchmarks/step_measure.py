@@ -5,9 +5,11 @@ rows hold kernel_ms, launches, kernels (component to microseconds) and largest. 
 routing, by which they are joined. What fails is a row with "failure", and does not end the run.
 """
 
+import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -52,8 +54,12 @@ def cases(settings: Settings) -> list[Case]:
     return found
 
 
-def measure(settings: Settings, clock: str, say: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
-    """The rows as they are done; clock: "wall" or "kernels"; say: told what is done."""
+def measure(
+    settings: Settings, clock: str, say: Callable[[str], None] = lambda text: None, dump: Path | None = None
+) -> Iterator[Row]:
+    """The rows as they are done; clock: "wall" or "kernels"; say: told what is done; dump: a folder for the optimised
+    HLO of each stage and its kernels in order.
+    """
     ceilings = None
     if clock == "wall":
         if jax.default_backend() == "gpu":
@@ -64,7 +70,7 @@ def measure(settings: Settings, clock: str, say: Callable[[str], None] = lambda 
     say(f"weights made, {_memory()}")
     bench.compile()
     say(f"{len(bench.compiled)} programs compiled, {_memory()}")
-    run = partial(_wall, bench, ceilings) if clock == "wall" else partial(_kernels, bench)
+    run = partial(_wall, bench, ceilings) if clock == "wall" else partial(_kernels, bench, dump)
     for case in cases(settings):
         if clock == "kernels" and case.stage == "round" and case.context > min(settings.contexts):
             continue  # its stages are timed apart; millions of kernels take minutes
@@ -136,13 +142,18 @@ def _wall(bench: Bench, ceilings: Ceilings | None, case: Case) -> Row:
     return row
 
 
-def _kernels(bench: Bench, case: Case) -> Row:
+def _kernels(bench: Bench, dump: Path | None, case: Case) -> Row:
     call = bench.call(*case)
     if isinstance(call, Dispatches):
         call.again = True
     found = timing.measure(call, [()])
     compiled = bench.ready(case.stage, case.tokens).call
     hlo = (compiled._rounds if isinstance(compiled, Engine) else compiled).as_text() or ""
+    if dump is not None:
+        dump.mkdir(parents=True, exist_ok=True)
+        name = f"{case.stage}-{case.tokens}-{case.context}-{case.routing}"
+        (dump / f"{name}.hlo").write_text(hlo, encoding="utf-8")
+        (dump / f"{name}.json").write_text(json.dumps(found.kernels), encoding="utf-8")
     shapes = step_components.shapes_of(bench.rank_weights(case.tokens, case.routing))
     return {
         "kernel_ms": found.total_us / 1e3,

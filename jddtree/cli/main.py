@@ -297,6 +297,9 @@ def bench_step(
     peers: Annotated[
         Path | None, typer.Option(help="JSON list of {stage, tokens, context, peer, time_ms} to compare with.")
     ] = None,
+    dump: Annotated[
+        Path | None, typer.Option(help="Folder for the optimised HLO and the kernels of each stage.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
 ) -> int:
     """See the help of the command."""
