@@ -18,7 +18,7 @@ from jddtree.benchmarks.step_parameters import random_array, random_weights
 from jddtree.benchmarks.step_programs import Compiled, Shapes
 from jddtree.benchmarks.step_settings import ROOM, Settings
 from jddtree.decoding.engine import Engine
-from jddtree.decoding.state import State, initial_state
+from jddtree.decoding.state import State
 from jddtree.decoding.tree import Tree
 from jddtree.models.parameters import Tree as Weights
 
@@ -120,9 +120,8 @@ class Bench:
         self._require_caches()
         caches = self.caches
         if tokens == 1:
-            program = self.shapes(1).program
-            none = initial_state(program.target, None, program.capacity, self.settings.dtype)
-            caches = {"latents": caches["latents"], "keys": none.keys, "values": none.values}
+            none = np.zeros((0, 1, self.settings.capacity, 1, 1), self.settings.dtype)  # as `initial_state` has them
+            caches = caches | dict(zip(("keys", "values"), jax.device_put((none, none.copy())), strict=True))
         return programs.running(caches, length)
 
     def keep(self, state: State) -> jax.Array:
