@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jddtree.benchmarks import step, step_components, step_floor, step_measure, step_presets, step_routing, timing
+from jddtree.benchmarks import (
+    step,
+    step_components,
+    step_floor,
+    step_measure,
+    step_presets,
+    step_routing,
+    step_trace,
+    timing,
+)
 from jddtree.benchmarks.step_bench import Bench
 from jddtree.benchmarks.step_programs import random_tree
 from jddtree.benchmarks.step_settings import settings
@@ -90,8 +99,26 @@ def test_routings_touch_as_many_experts_as_they_should():
     assert step_routing.touched(uniform, 33) == pytest.approx(192, abs=4)
     assert step_routing.touched(zipf, 33) < 150
     assert step_routing.experts("uniform", target, 1, 0).shape == (60, 1, 8)
+    trace = step_routing.experts("trace", target, 72, 5)
+    assert trace.shape == (60, 72, 8) and 120 < step_routing.touched(trace, 33) < 160
+    assert all(len(set(row)) == 8 for row in trace[7].tolist()) and trace.max() < 384
     with pytest.raises(UserError, match="--routing is 'other'"):
         step_routing.experts("other", target, 1, 0)
+
+
+def test_the_trace_keeps_what_rows_share():
+    """A row's experts lie in the blocks that the micro router chose; rows of one token share them in a shared block."""
+    trace = step_trace.load()
+    chosen = step_trace.mapped(trace, 10, 65, 384, 8, seed=3)
+    assert np.array_equal(chosen[7, :, ::2] // 24, trace.experts[3, 2]) and np.array_equal(
+        chosen[7, :, 1::2] // 24, trace.experts[3, 2]
+    )
+    tokens = trace.tokens[3]
+    first, second = next((a, b) for a in range(65) for b in range(a + 1, 65) if tokens[a] == tokens[b])
+    shared = set(trace.experts[3, 0, first]) & set(trace.experts[3, 0, second])
+    assert len(set(chosen[0, first]) & set(chosen[0, second])) == 2 * len(shared)
+    with pytest.raises(UserError, match="multiples of 16 experts and 4 choices"):
+        step_trace.mapped(trace, 1, 1, 100, 8, seed=0)
 
 
 def test_verify_routes_rows_to_the_forced_experts(bench):

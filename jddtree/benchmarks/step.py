@@ -55,7 +55,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", help="rows of the tree, default 1,9,17,33,65")
     parser.add_argument("--context", help="committed tokens and rows, default 4096,32768,131072")
     parser.add_argument(
-        "--routing", default="uniform", help="how rows choose experts: uniform, zipf; several with commas"
+        "--routing",
+        default="uniform",
+        help="how rows choose experts: uniform, zipf or trace (a trained router's); several with commas",
     )
     parser.add_argument("--stages", help="verify,draft,build,walk,commit,round,prefill,repeat,sweep; default all")
     parser.add_argument("--layers", type=int, help="only so many of the target's layers")

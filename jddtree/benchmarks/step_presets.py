@@ -18,7 +18,7 @@ from jddtree.errors import UserError
 
 TINY_TARGET = {
     "hidden_size": 128, "intermediate_size": 512, "moe_intermediate_size": 512, "num_attention_heads": 8,
-    "num_key_value_heads": 8, "num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "num_key_value_heads": 8, "num_hidden_layers": 3, "n_routed_experts": 16, "num_experts_per_tok": 4,
 }  # fmt: skip
 TINY_DRAFTER = {"intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 2}
 K26_DRAFTER = {

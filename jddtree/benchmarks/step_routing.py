@@ -7,14 +7,15 @@ chosen experts are data of the compiled step, one leaf more in the weights of th
 import jax
 import numpy as np
 
-from jddtree.benchmarks import kernels_routing
+from jddtree.benchmarks import kernels_routing, step_trace
 from jddtree.benchmarks.kernels_routing import Routing
 from jddtree.config import TargetConfig
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree
 from jddtree.models.target import MoELayer, Target
 
-NAMES = {"uniform": "uniform", "zipf": "skewed"}  # a Zipf law is what `kernels_routing` calls skewed
+DRAWN = {"uniform": "uniform", "zipf": "skewed"}  # a Zipf law is what `kernels_routing` calls skewed
+NAMES = (*DRAWN, "trace")
 LEAF = "forced_experts"
 
 
@@ -38,13 +39,16 @@ class ForcedTarget(Target):
 def experts(name: str, config: TargetConfig, rows: int, seed: int) -> np.ndarray:
     """The experts of every MoE layer and row, int32 [MoE layers, rows, k].
 
-    name: "uniform", "zipf" (an expert's popularity falls as 1 / rank, another order in each layer).
+    name: "uniform", "zipf" (an expert's popularity falls as 1 / rank, another order in each layer) or "trace"
+    (`step_trace`).
     Raises UserError for another name.
     """
     if name not in NAMES:
         raise UserError(f"--routing is {name!r}, but must be one of {', '.join(NAMES)}")
-    count, routing = config.num_moe_layers, Routing(NAMES[name])
-    sizes = config.n_routed_experts, config.num_experts_per_tok
+    count, sizes = config.num_moe_layers, (config.n_routed_experts, config.num_experts_per_tok)
+    if name == "trace":
+        return step_trace.mapped(step_trace.load(), count, rows, *sizes, seed)
+    routing = Routing(DRAWN[name])
     if rows == 1:  # `Routing` draws disjoint ones for a single row, as many as fit
         return np.stack([routing.draw(2, *sizes, seed + layer, 1)[0][:1] for layer in range(count)])
     return np.stack(routing.draw(rows, *sizes, seed, count))

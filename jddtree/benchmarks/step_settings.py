@@ -67,7 +67,7 @@ def settings(
         world=world,
         tokens=numbers("--tokens", tokens, TINY_TOKENS if tiny else TOKENS, 256),
         contexts=numbers("--context", context, TINY_CONTEXTS if tiny else CONTEXTS, 2**18 - ROOM),
-        routings=_names("--routing", routing, tuple(step_routing.NAMES)),
+        routings=_names("--routing", routing, step_routing.NAMES),
         stages=_names("--stages", stages, STAGES + CHECKS),
         dtype=jnp.dtype(dtype),
         chunk=TINY_CHUNK if tiny else CHUNK,

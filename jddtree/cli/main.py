@@ -283,7 +283,7 @@ def bench_step(
         str | None, typer.Option(help="Committed tokens and rows.", show_default="4096,32768,131072")
     ] = None,
     routing: Annotated[
-        str, typer.Option(help="How rows choose experts: uniform, zipf; several with commas.")
+        str, typer.Option(help="How rows choose experts: uniform, zipf, trace; several with commas.")
     ] = "uniform",
     stages: Annotated[
         str | None, typer.Option(help="verify,draft,build,walk,commit,round,prefill,repeat,sweep.", show_default="all")
