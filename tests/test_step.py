@@ -10,10 +10,12 @@ import pytest
 from jddtree.benchmarks import (
     step,
     step_components,
+    step_copies,
     step_floor,
     step_measure,
     step_presets,
     step_routing,
+    step_summary,
     step_trace,
     timing,
 )
@@ -209,13 +211,43 @@ def test_rows_of_both_clocks_are_joined():
     """Kernels complete the row of the wall clock; a round's host share follows; a peer of the same size is shown."""
     rows = {}
     size = {"stage": "round", "tokens": 33, "context": 4096, "routing": "uniform"}
-    step.join(rows, size | {"time_ms": 10.0, "rounds": 8})
+    step.join(rows, size | {"time_ms": 10.0, "busy_ms": 9.9, "host_percent": 1.0, "rounds": 8})
     peers = [{"stage": "round", "tokens": 33, "context": 4096, "peer": "other", "time_ms": 26.5}]
-    joined = step.join(rows, size | {"kernel_ms": 78.4}, peers)
-    assert joined["host_percent"] == pytest.approx(2.0) and joined["peer_ms"] == 26.5
+    joined = step.join(rows, size | {"kernel_ms": 78.408}, peers)
+    assert joined["idle_percent"] == pytest.approx(1.0) and joined["peer_ms"] == 26.5
     assert len(rows) == 1 and "10" in step.line_of(joined)
     failed = step.join(rows, size | {"failure": "CUPTI saw nothing"})
     assert failed["time_ms"] == 10.0 and failed["failure"] == "CUPTI saw nothing"
+
+
+def test_a_summary_sets_the_rest_of_a_round_beside_its_verify_pass():
+    """By the wall clock, and by kernels where all four stages have them; some stages are measured at one context."""
+    size = {"tokens": 33, "context": 32768, "routing": "zipf"}
+    rows = [size | {"stage": "round", "time_ms": 10.0}, size | {"stage": "verify", "time_ms": 9.0}]
+    rows += [size | {"stage": "verify", "routing": "uniform", "time_ms": 9.9}]
+    assert step_summary.summaries(rows) == [
+        size | {"stage": "summary", "beside_verify_ms": 1.0, "beside_verify_percent": 10.0}
+    ]
+    first = {"tokens": 33, "context": 4096, "routing": "uniform"}
+    rows += [first | {"stage": stage, "kernel_ms": 0.1} for stage in ("build", "walk", "commit")]
+    rows += [size | {"stage": "draft", "routing": "uniform", "kernel_ms": 0.5}]
+    assert step_summary.summaries(rows)[0]["kernels_percent"] == pytest.approx(8.0)
+
+
+def test_copies_of_weights_are_found():
+    """A loop that slices a layer for two uses copies it; one that takes a row of it does not. XLA's own text."""
+    weights, x = jnp.ones((5, 96, 160)), jnp.ones((7, 160))
+
+    def twice(x, weights):
+        return jax.lax.scan(lambda x, one: (jnp.tanh((x @ one.T) @ one), None), x, weights)[0]
+
+    def a_row(x, weights):
+        return jax.lax.fori_loop(0, 5, lambda layer, x: x * jnp.tanh(weights[layer, 0])[None], x)
+
+    texts = [jax.jit(function).lower(x, weights).compile().as_text() for function in (twice, a_row)]
+    found = [step_copies.weight_copies(text, [weights.shape], least=1000) for text in texts]
+    assert len(found[0]) == 1 and found[0][0].endswith("[96,160]") and found[1] == []
+    assert step_copies.weight_copies(texts[0], [weights.shape]) == []
 
 
 def test_the_command_measures_in_a_process_of_its_own(tmp_path, capsys):

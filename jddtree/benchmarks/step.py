@@ -10,8 +10,9 @@ kernel, a minute each of it compiling; set JAX_COMPILATION_CACHE_DIR to compile 
 
 Rows: stage "verify", "draft", "build", "walk", "commit", "round" (time of one), "prefill", with tokens, context,
 routing, time_ms, floor_ms and ratio (jddtree.benchmarks.step_floor), peer_ms, launches, kernel_ms, kernels (component
-to microseconds), host_percent (of a round: what the wall clock shows beyond the kernels), compile_seconds, memory_gb;
-stage "ceiling" and "roofline" are the roofline card, "repeat" and "sweep" checks. What fails has "failure", a text.
+to microseconds), host_percent (of a round: what waiting for the host between dispatches takes), idle_percent (what no
+kernel fills otherwise), compile_seconds, memory_gb and more (`step_measure`); stage "ceiling" and "roofline" are the
+roofline card, "repeat" and "sweep" checks, "summary" sums up a number of tokens. What fails has "failure", a text.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jddtree.benchmarks import step_summary
 from jddtree.errors import UserError
 
 Row = dict[str, Any]
@@ -94,7 +96,12 @@ def run(given: argparse.Namespace, show: Callable[[Row], None]) -> dict[str, Any
                 _write(given.output, record | {"rows": list(rows.values())})
         if record.get("platform") == "cpu":
             break
-    return record | {"rows": list(rows.values())}
+    for row in step_summary.summaries(list(rows.values())):
+        show(join(rows, row))
+    record |= {"rows": list(rows.values())}
+    if given.output is not None:
+        _write(given.output, record)
+    return record
 
 
 def join(rows: dict[tuple[Any, ...], Row], row: Row, peers: Sequence[Row] = ()) -> Row:
@@ -106,9 +113,8 @@ def join(rows: dict[tuple[Any, ...], Row], row: Row, peers: Sequence[Row] = ()) 
     for peer in peers:
         if all(peer[name] == row.get(name) for name in KEY[:3]):
             whole |= {"peer": peer["peer"], "peer_ms": peer["time_ms"]}
-    if row["stage"] == "round" and {"time_ms", "kernel_ms"} <= whole.keys():
-        rounds = whole["kernel_ms"] / whole["rounds"]
-        whole["host_percent"] = 100 * (1 - rounds / whole["time_ms"])
+    if row["stage"] == "round" and {"busy_ms", "kernel_ms"} <= whole.keys():
+        whole["idle_percent"] = 100 * (1 - whole["kernel_ms"] / whole["rounds"] / whole["busy_ms"])
     rows[key] = whole
     return whole
 
@@ -165,7 +171,8 @@ def line_of(row: Row) -> str:
         return f"{head} {row['floor_of']} floor {row['floor_ms']:.2f} ms; MB: {parts}"
     shown = {
         "ms": "time_ms", "floor": "floor_ms", "ratio": "ratio", "peer": "peer_ms", "kernels": "kernel_ms",
-        "launches": "launches", "host %": "host_percent", "compile s": "compile_seconds", "GB": "memory_gb",
+        "launches": "launches", "host %": "host_percent", "idle %": "idle_percent",
+        "beside verify %": "beside_verify_percent", "compile s": "compile_seconds", "GB": "memory_gb",
         "tokens/s": "tokens_per_s", "share": "ceiling_share", "same": "repeats_identical", "compiled": "compilations",
     }  # fmt: skip
     cells = [f"{label} {row[key]:.4g}" for label, key in shown.items() if key in row]

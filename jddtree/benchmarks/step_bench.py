@@ -14,6 +14,7 @@ import numpy as np
 
 from jddtree.benchmarks import step_programs as programs
 from jddtree.benchmarks import step_routing
+from jddtree.benchmarks.step_copies import weight_copies
 from jddtree.benchmarks.step_parameters import random_array, random_weights
 from jddtree.benchmarks.step_programs import Compiled, Shapes
 from jddtree.benchmarks.step_settings import ROOM, Settings
@@ -39,15 +40,30 @@ class Dispatches:
 
     def __call__(self) -> list[list[list[int]]]:
         """RuntimeError when rounds are missing."""
-        most = programs.ROUNDS * self.engine.program.block
-        if self.state is None or self.again or self.left < most:
-            self.state, self.left = self.bench.state(self.tokens, self.length), ROOM
-        self.state, dispatch = self.engine.run(self.state, programs.controls(self.tokens))
-        self.bench.keep(self.state)
-        self.left -= most
+        state, dispatch = self.engine.run(self._before(), programs.controls(self.tokens))
+        self._after(state)
         if len(dispatch.tokens[0]) != programs.ROUNDS:
             raise RuntimeError(f"{len(dispatch.tokens[0])} of {programs.ROUNDS} rounds ran")
         return dispatch.tokens
+
+    def enqueue(self) -> jax.Array:
+        """Start a dispatch without waiting for its result, so that the device goes from one to the next."""
+        compiled, controls = self.engine.programs["rounds"], programs.controls(self.tokens)
+        state, packed = compiled(self.engine.weights, self._before(), controls)
+        self._after(state)
+        return packed
+
+    def _before(self) -> State:
+        if self.state is None or self.again or self.left < self._most():
+            self.state, self.left = self.bench.state(self.tokens, self.length), ROOM
+        return self.state
+
+    def _after(self, state: State) -> None:
+        self.bench.keep(state)
+        self.state, self.left = state, self.left - self._most()
+
+    def _most(self) -> int:
+        return programs.ROUNDS * self.engine.program.block
 
 
 class Bench:
@@ -58,6 +74,7 @@ class Bench:
         self.weights = random_weights(settings.models, settings.world, settings.dtype, settings.seed)
         self.caches: dict[str, jax.Array] = {}
         self.compiled: dict[Key, Compiled | Exception] = {}
+        self._copies: dict[Key, list[str]] = {}
 
     def compile(self) -> None:
         """Compile every stage that is wanted, in parallel; one that fails keeps its error."""
@@ -114,6 +131,14 @@ class Bench:
         """The weights with the experts of so many rows; without the drafter for one token."""
         weights = step_routing.with_experts(self.weights, self.experts(tokens, routing))
         return weights if tokens > 1 else {"target": weights["target"]}
+
+    def weight_copies(self, stage: str, tokens: int) -> list[str]:
+        """Copies of stacked weights in the optimised HLO of a compiled stage."""
+        if (stage, tokens) not in self._copies:
+            shapes = [array.shape for array in jax.tree.leaves(self.weights) if array.ndim > 2]
+            text = programs.executable(self.ready(stage, tokens).call).as_text() or ""
+            self._copies[stage, tokens] = weight_copies(text, shapes)
+        return self._copies[stage, tokens]
 
     def state(self, tokens: int, length: int) -> State:
         """A running sequence with `length` committed tokens, over the shared caches."""

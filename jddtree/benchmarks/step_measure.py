@@ -1,7 +1,9 @@
 """The rows of `bench step`, in one process: by the wall clock, or by kernels.
 
-`wall` rows hold time_ms, floor_ms, ratio, experts (distinct ones of a layer), compile_seconds, memory_gb; `kernels`
-rows hold kernel_ms, launches, kernels (component to microseconds) and largest. Both hold stage, tokens, context and
+`wall` rows hold time_ms, floor_ms, ratio, experts (distinct ones of a layer), compile_seconds, memory_gb (beside
+arguments) and device_gb (in use), weight_copies (`step_copies`), and for rounds busy_ms (of one, when the next dispatch
+is started before the last one ends) and host_percent, what waiting for the host adds; `kernels` rows hold kernel_ms,
+launches, kernels (component to microseconds) and largest. Both hold stage, tokens, context and
 routing, by which they are joined. What fails is a row with "failure", and does not end the run.
 """
 
@@ -22,7 +24,7 @@ from jddtree.benchmarks.roofline import Ceilings
 from jddtree.benchmarks.step_bench import Bench, Dispatches
 from jddtree.benchmarks.step_clocks import compilations, wall_seconds, wall_us
 from jddtree.benchmarks.step_settings import Settings
-from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.engine import Request
 
 LARGEST = 40
 ORDER = ("verify", "round", "draft", "build", "walk", "commit")
@@ -118,16 +120,17 @@ def _stages(settings: Settings) -> list[tuple[str, int]]:
 
 
 def _wall(bench: Bench, ceilings: Ceilings | None, case: Case) -> Row:
-    compiled = bench.ready(case.stage, case.tokens)
-    seconds = wall_seconds(bench.call(*case))
-    row: Row = {"compile_seconds": compiled.seconds}
-    if case.stage == "round":
+    compiled, call = bench.ready(case.stage, case.tokens), bench.call(*case)
+    seconds, program = wall_seconds(call), step_programs.executable(compiled.call)
+    row: Row = {"compile_seconds": compiled.seconds, "memory_gb": step_programs.memory_gb(program)}
+    if isinstance(call, Dispatches):
+        busy = wall_seconds(call.enqueue)
+        row |= {"rounds": step_programs.ROUNDS, "busy_ms": 1e3 * busy / step_programs.ROUNDS}
+        row["host_percent"] = 100 * (1 - busy / seconds)
         seconds /= step_programs.ROUNDS
-        row["rounds"] = step_programs.ROUNDS
-    else:
-        row["memory_gb"] = step_programs.memory_gb(compiled.call)
     row["time_ms"] = milliseconds = 1e3 * seconds
     row["device_gb"] = _bytes_in_use() / 1e9
+    row["weight_copies"] = bench.weight_copies(case.stage, case.tokens)
     if case.stage in WEIGHED:
         row["experts"] = step_routing.touched(_experts(bench.settings, case), case.tokens)
     if case.stage == "prefill":
@@ -147,8 +150,7 @@ def _kernels(bench: Bench, dump: Path | None, case: Case) -> Row:
     if isinstance(call, Dispatches):
         call.again = True
     found = timing.measure(call, [()])
-    compiled = bench.ready(case.stage, case.tokens).call
-    hlo = (compiled._rounds if isinstance(compiled, Engine) else compiled).as_text() or ""
+    hlo = step_programs.executable(bench.ready(case.stage, case.tokens).call).as_text() or ""
     if dump is not None:
         dump.mkdir(parents=True, exist_ok=True)
         name = f"{case.stage}-{case.tokens}-{case.context}-{case.routing}"

@@ -61,6 +61,11 @@ def models(preset: str, layers: int | None = None) -> Models:
     return Models(target, _read("drafter", lambda values: _nested(values, drafter, nested), drafter_config))
 
 
+def bundled(part: str) -> Path:
+    """Folder of the bundled micro "target" or "drafter"; `jddtree.loading` has it too, but needs tokenizers."""
+    return Path(str(files("jddtree") / "assets" / "micro" / part))
+
+
 def _taps(layers: int) -> list[int]:
     """The published taps at their place among `layers` layers"""
     return sorted({round(tap * (layers - 2) / 59) for tap in TAPS})
@@ -73,7 +78,7 @@ def _nested(values: dict[str, Any], outer: Mapping[str, Any], nested: Mapping[st
 
 def _read(part: str, change, read) -> Any:
     """What `read` makes of the bundled config.json after `change`"""
-    values = read_json(Path(str(files("jddtree") / "assets" / "micro" / part / "config.json")))
+    values = read_json(bundled(part) / "config.json")
     change(values)
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(values), encoding="utf-8")

@@ -180,6 +180,11 @@ def compile_all(tasks: Mapping[Any, Callable[[], Compiled]], threads: int) -> di
         return dict(zip(tasks, pool.map(attempt, tasks.values()), strict=True))
 
 
+def executable(compiled: Any) -> jax.stages.Compiled:
+    """The compiled function itself, that of the rounds for an engine."""
+    return compiled.programs["rounds"] if isinstance(compiled, Engine) else compiled
+
+
 def memory_gb(compiled: Any) -> float:
     """Memory that a compiled function needs beside its arguments, in 10^9 bytes: temporaries and results that are no
     donated argument.
