@@ -9,6 +9,7 @@ import pytest
 
 from jddtree.benchmarks import (
     step,
+    step_bench,
     step_components,
     step_copies,
     step_floor,
@@ -26,13 +27,13 @@ from jddtree.benchmarks.timing import Timing
 from jddtree.errors import UserError
 
 BFLOAT16 = jnp.dtype("bfloat16")
-TINY = {"preset": "tiny", "tokens": "1,9", "context": "64,128", "threads": 2}
+TINY = {"preset": "tiny", "context": "64,128", "threads": 2}
 
 
 @pytest.fixture(scope="module")
 def bench():
     """A compiled bench of the tiny preset."""
-    made = Bench(settings(**TINY, routing="uniform,zipf"))
+    made = Bench(settings(**TINY, tokens="9", routing="uniform,zipf"))
     made.compile()
     return made
 
@@ -141,10 +142,23 @@ def test_every_stage_is_measured(compiled):
     assert [row for row in rows if "failure" in row] == []
     timed = {(row["stage"], row["tokens"]) for row in rows if "time_ms" in row}
     stages = ("verify", "draft", "build", "walk", "commit", "round")
-    assert timed == {("verify", 1), ("round", 1), ("prefill", 32), *((stage, 9) for stage in stages)}
+    assert timed == {("prefill", 32), *((stage, 9) for stage in stages)}
     checks = {row["stage"]: row for row in rows if row["stage"] in ("repeat", "sweep")}
     assert checks["repeat"]["repeats_identical"] and checks["sweep"]["compilations"] == 0
     assert all(row["ratio"] == row["time_ms"] / row["floor_ms"] for row in rows if row["stage"] == "verify")
+
+
+def test_one_token_is_a_plain_pass_without_the_drafter(bench, monkeypatch):
+    """The same weights; a cache of its own for the drafter would be as long as the context."""
+    monkeypatch.setattr(step_bench, "random_weights", lambda *_: bench.weights)
+    one = Bench(settings(**TINY, tokens="1", stages="verify"))
+    one.compile()
+    verified = one.call("verify", 1, 64, "uniform")()
+    assert verified.choices.shape == (1, 1) and verified.finite.all() and one.state(1, 9).keys.size == 0
+    assert np.array_equal(verified.scored.experts[:, 0], one.experts(1, "uniform"))
+    assert [case.stage for case in step_measure.cases(settings(**TINY, tokens="1"))] == ["verify"] * 2 + [
+        "round"
+    ] * 2 + ["prefill"] * 2
 
 
 def test_kernels_of_every_stage_are_grouped(compiled, monkeypatch):

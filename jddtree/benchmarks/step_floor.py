@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 
-from jddtree.benchmarks.roofline import FLOAT32, Ceilings
+from jddtree.benchmarks.roofline import FLOAT32, Ceilings, Sizes, attention_work, floor_us
 from jddtree.benchmarks.step_parameters import nbytes, rank_tables
 from jddtree.benchmarks.step_presets import Models
 from jddtree.models.parameters import Parameter
@@ -67,6 +67,19 @@ def floor_ms(parts: Mapping[str, int]) -> float:
 def floor_read_ms(parts: Mapping[str, int], ceilings: Ceilings) -> float:
     """Milliseconds for all bytes at the rate at which this card reads."""
     return 1e3 * sum(parts.values()) / ceilings.read
+
+
+def attention_floor_ms(models: Models, world: int, tokens: int, length: int, ceilings: Ceilings) -> float:
+    """Milliseconds that attention of all layers takes at least on this card, over `length` committed tokens: reading
+    the latents or multiplying, whichever is slower.
+    """
+    config = models.target
+    sizes = Sizes(
+        config.hidden_size, config.moe_intermediate_size // world, config.n_routed_experts, config.num_experts_per_tok,
+        world, config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim,
+    )  # fmt: skip
+    work = attention_work(sizes, tokens, length, sizes.rank_heads)
+    return config.num_hidden_layers * floor_us(work, ceilings) / 1e3
 
 
 def with_round(by_stage: Mapping[str, Mapping[str, int]], drafts: bool) -> dict[str, Mapping[str, int]]:

@@ -1,10 +1,10 @@
 """The rows of `bench step`, in one process: by the wall clock, or by kernels.
 
 `wall` rows hold time_ms, floor_ms, ratio, experts (distinct ones of a layer), compile_seconds, memory_gb (beside
-arguments) and device_gb (in use), weight_copies (`step_copies`), and for rounds busy_ms (of one, when the next dispatch
-is started before the last one ends) and host_percent, what waiting for the host adds; `kernels` rows hold kernel_ms,
-launches, kernels (component to microseconds) and largest. Both hold stage, tokens, context and
-routing, by which they are joined. What fails is a row with "failure", and does not end the run.
+arguments) and device_gb (in use), weight_copies (`step_copies`), attention_floor_ms for verify, and for rounds busy_ms
+(of one, when the next dispatch is started before the last one ends) and host_percent, what waiting for the host adds;
+`kernels` rows hold kernel_ms, launches, kernels (component to microseconds) and largest. Both hold stage, tokens,
+context and routing, by which they are joined. What fails is a row with "failure", and does not end the run.
 """
 
 import json
@@ -142,6 +142,11 @@ def _wall(bench: Bench, ceilings: Ceilings | None, case: Case) -> Row:
     if case.stage in ("verify", "draft", "commit", "round"):
         row |= _floors(_bytes(bench.settings, case), ceilings)
         row["ratio"] = milliseconds / row["floor_ms"]
+    if case.stage == "verify" and ceilings is not None:
+        length = case.context - bench.shapes(case.tokens).rows
+        row["attention_floor_ms"] = step_floor.attention_floor_ms(
+            bench.settings.models, bench.settings.world, case.tokens, length, ceilings
+        )
     return row
 
 
