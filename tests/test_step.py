@@ -198,6 +198,8 @@ HloModule jit_verify, is_scheduled=true
   %get-tuple-element.5 = bf16[60,1536,7168]{2,1,0} get-tuple-element(%p), index=3
   %get-tuple-element.6 = bf16[60,7168]{1,0} get-tuple-element(%p), index=4
   %fusion.12 = bf16[40,7168]{1,0} fusion(%x, %get-tuple-element.6), kind=kLoop, calls=%c, metadata={op_name="a(%b)"}
+  %table = s32[60,40,8]{2,1,0} get-tuple-element(%p), index=5
+  %loop_dynamic_slice_fusion = s32[40,8]{1,0} fusion(%table, %i), kind=kLoop, calls=%e
   ROOT %gemm_fusion_dot.3 = bf16[40,1536]{1,0} fusion(%fusion.12, %get-tuple-element.5), kind=kCustom, calls=%d
 }
 """
@@ -205,17 +207,21 @@ HloModule jit_verify, is_scheduled=true
 
 def test_kernels_belong_to_the_parameter_that_they_read():
     """By name where it is one of ours, else by the shapes of the instruction's operands."""
-    weights = {"target": {"moe": {"q_a": np.zeros((60, 1536, 7168), bool), "input_norm": np.zeros((60, 7168), bool)}}}
+    sizes = {"q_a": (60, 1536, 7168), "input_norm": (60, 7168), "forced_experts": (60, 40, 8)}
+    weights = {"target": {"moe": {name: np.zeros(size, bool) for name, size in sizes.items()}}}
     shapes = step_components.shapes_of(weights)
     kernels = [
         ("gemm_fusion_dot_3", 5.0),
         ("fusion_12", 2.0),
         ("fusion_99", 1.0),
         ("expert_down", 7.0),
+        ("loop_dynamic_slice_fusion", 0.5),
+        ("loop_dynamic_slice_fusion_1", 0.25),
         ("nvjet_x", 3.0),
     ]
     assert step_components.components(kernels, HLO, shapes) == {
         "experts down": 7.0, "q_a + kv_a": 5.0, "matmul library": 3.0, "norms": 2.0, "other": 1.0,
+        "forced routing": 0.5, "copy": 0.25,
     }  # fmt: skip
     largest = step_components.largest([*kernels, ("fusion_12", 4.0)], 2)
     assert largest[1] == {"kernel": "fusion_12", "launches": 2, "us": 6.0}

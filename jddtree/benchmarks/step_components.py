@@ -12,8 +12,8 @@ from typing import Any
 
 from jddtree.benchmarks.step_floor import EXPERTS, TARGET
 
-# Component to a pattern that its kernels' names match, looked at in this order.
-NAMES = {
+# Component to a pattern that the names of our kernels match, and those of XLA's that read no parameter; in this order.
+OURS = {
     "experts gate_up": r"gate_up",
     "experts down": r"expert_down",
     "work list": r"work_list",
@@ -23,10 +23,13 @@ NAMES = {
     "v_up": r"head_values",
     "attention merge": r"attention_merge|merge",
     "attention split": r"attention_split|mosaic",
+}
+OTHERS = {
     "sort": r"sort|topk|top_k",
     "matmul library": r"cublas|cutlass|nvjet|xmma|gemv|splitK|^void gemm|sm90_|sm80_",
     "copy": r"memcpy|memset|^copy|wrapped_copy|dynamic_slice",
 }
+FORCED = "forced routing"  # what the benchmark adds
 # After which of our kernels a matmul of a stack belongs to which component.
 MATMUL = "stack_matmul"
 AFTER = {
@@ -44,7 +47,7 @@ PARAMETERS = {name: component for component, names in (TARGET | EXPERTS).items()
     "kv_a_norm": "norms",
     "router_bias": "router",
     "embed": "embed",
-    "forced_experts": "work list",
+    "forced_experts": FORCED,
 }
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\([^)]*\)|\S+) ([\w\-]+)\((.*)$")
 SHAPE = re.compile(r"\w+\[([\d,]*)\]")
@@ -85,10 +88,8 @@ def _landmark(kernel: str, last: str) -> str:
 
 def component(kernel: str, reads: Mapping[str, str]) -> str:
     """The component of a kernel; reads: by name of an instruction, as `_plain` writes it, what it reads."""
-    for name, pattern in NAMES.items():
-        if re.search(pattern, kernel):
-            return name
-    return reads.get(_plain(kernel), "other")
+    matched = lambda names: next((name for name, pattern in names.items() if re.search(pattern, kernel)), None)
+    return matched(OURS) or reads.get(_plain(kernel)) or matched(OTHERS) or "other"
 
 
 def largest(kernels: Iterable[tuple[str, float]], count: int) -> list[dict[str, Any]]:

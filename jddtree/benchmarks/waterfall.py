@@ -28,6 +28,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "experts down": ("experts down",),
     "dense layer": ("dense",),
     "head": ("head",),
+    "the benchmark's routing": ("forced routing",),
 }
 REST, BETWEEN = "other kernels", "between kernels"
 COLOURS = {BETWEEN: "#bbbbbb", REST: "#d9730d"}
