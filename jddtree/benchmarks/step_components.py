@@ -16,9 +16,10 @@ from jddtree.benchmarks.step_floor import EXPERTS, TARGET
 OURS = {
     "experts gate_up": r"gate_up",
     "experts down": r"expert_down",
-    "work list": r"work_list",
+    "work list": r"work_list|expert_ranks",
     "router": r"expert_choice",
     "norms": r"residual_norm|latent_projection",
+    "prefetch": r"prefetch",
     "absorb": r"absorbed_queries",
     "v_up": r"head_values",
     "attention merge": r"attention_merge|merge",
