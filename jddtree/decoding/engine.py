@@ -95,6 +95,11 @@ class Engine:
             self._prefill, self._rounds = pool.map(_compile, lowered)
         self.compile_seconds = time.perf_counter() - begun
 
+    @property
+    def programs(self) -> dict[str, jax.stages.Compiled]:
+        """The compiled functions "prefill" and "rounds", for measurements: both take weights, a state and controls."""
+        return {"prefill": self._prefill, "rounds": self._rounds}
+
     def _lower(self, function: Callable, *arguments: Any) -> jax.stages.Lowered:
         """A function of weights and `arguments`, of which the first, the state, is donated"""
         call = partial(function, self.program)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jddtree.config import DrafterConfig, TargetConfig
 from jddtree.decoding.sampling import Sampling
@@ -72,8 +71,9 @@ def initial_state(
     shardings: State | None = None,
     key_heads: int | None = None,
 ) -> State:
-    """Empty caches and idle sequences. Under a mesh, shardings says where each array goes, and key_heads how many of
-    the drafter's key heads there are with padding.
+    """Empty caches and idle sequences, made on the devices, since the caches of a long context are gigabytes. Under a
+    mesh, shardings says where each array goes, and key_heads how many of the drafter's key heads there are with
+    padding.
     """
     batch, context = capacity.sequences, capacity.context
     layers, heads, size = (
@@ -82,14 +82,15 @@ def initial_state(
         else (0, 1, 1)
     )
     drafter_cache = (layers, batch, context, heads, size)
-    zeros = np.zeros(batch, np.int32)
-    host = State(
-        latents=np.zeros((target.num_hidden_layers, batch, context, target.latent_size), dtype),
-        keys=np.zeros(drafter_cache, dtype),
-        values=np.zeros(drafter_cache, dtype),
-        root=zeros, length=zeros.copy(), emitted=zeros.copy(), finish=np.full(batch, IDLE, np.int32),
-    )  # fmt: skip
-    return jax.device_put(host, shardings) if shardings else State(*(jax.device_put(array) for array in host))
+    shapes = State(
+        latents=((target.num_hidden_layers, batch, context, target.latent_size), dtype),
+        keys=(drafter_cache, dtype),
+        values=(drafter_cache, dtype),
+        **{name: ((batch,), jnp.int32) for name in ("root", "length", "emitted", "finish")},
+    )
+    places = shardings or State(*[None] * len(shapes))
+    empty = State(*(jnp.zeros(*shape, device=place) for shape, place in zip(shapes, places, strict=True)))
+    return empty._replace(finish=jnp.full(batch, IDLE, jnp.int32, device=places.finish))
 
 
 def append_rows(cache: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
