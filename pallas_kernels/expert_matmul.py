@@ -8,8 +8,8 @@
                 x, ids and weights hold
   experts       PackedExperts (expert_matmul_layout.py); its leading axis may hold the experts of many layers
   first_expert  int32 scalar, traced: where this layer begins on that axis
-Returns [T, H] in out_dtype (None: x.dtype; float32 for partial sums that are still to be reduced over ranks); sums
-are float32. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
+Returns [T, H] in out_dtype (None: x.dtype; wide.sum_dtype for partial sums that are still to be reduced over ranks);
+sums are float32, in "xla" those of wide.sum_dtype. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
 into the float32 sum of a group instead, which is more exact.
 
 implementation: "xla" plain JAX on any device, "pallas" the Pallas-Triton kernels, "mosaic" the
@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import wide
 from pallas_kernels.expert_matmul_layout import PackedExperts, check_packed
 from pallas_kernels.expert_matmul_triton import expert_mlp_triton
 from pallas_kernels.expert_matmul_xla import expert_mlp_xla
@@ -64,7 +65,7 @@ def expert_mlp(
         out = _mosaic()(*operands, num_experts=num_experts, launch=launch)
     else:
         raise ValueError(f"implementation must be None or one of {IMPLEMENTATIONS}, got {implementation!r}")
-    return lax.optimization_barrier(out.astype(out_dtype or x.dtype))
+    return lax.optimization_barrier(wide.convert(out, out_dtype or x.dtype))
 
 
 def _best(launch: ExpertLaunch, x: jax.Array, experts: PackedExperts) -> str:

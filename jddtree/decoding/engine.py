@@ -100,7 +100,7 @@ class Engine:
         call = partial(function, self.program)
         if self.mesh is not None:
             specs = jax.tree.map(lambda array: array.sharding.spec, self.weights)
-            state, *others = STATE_SPECS, *[P()] * (len(arguments) - 1)
+            state, *others = self._state_specs(), *[P()] * (len(arguments) - 1)
             call = jax.shard_map(
                 call, mesh=self.mesh, in_specs=(specs, state, *others), out_specs=(state, P()), check_vma=False
             )
@@ -128,8 +128,12 @@ class Engine:
 
     def _shardings(self) -> State:
         return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec), STATE_SPECS, is_leaf=lambda x: isinstance(x, P)
+            lambda spec: NamedSharding(self.mesh, spec), self._state_specs(), is_leaf=lambda x: isinstance(x, P)
         )
+
+    def _state_specs(self) -> State:
+        """Without a drafter its caches are empty, and nothing of them can be split"""
+        return STATE_SPECS if self.program.drafter else STATE_SPECS._replace(keys=P(), values=P())
 
     def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
         """Prefill one request per sequence (None leaves it idle) into a new state.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jddtree.config import TargetConfig
-from jddtree.models.layers import contract
+from pallas_kernels import wide
 from pallas_kernels.expert_matmul import PackedExperts, expert_mlp
 
 
@@ -18,7 +18,8 @@ def route(x: jax.Array, router: jax.Array, bias: jax.Array, config: TargetConfig
 
     x: [T, hidden]; router float32 [experts, hidden]; bias float32 [experts].
     """
-    scores = jax.nn.sigmoid(contract(x.astype(jnp.float32), router))
+    logits = jnp.matmul(x.astype(jnp.float32), router.T, precision=lax.Precision.HIGHEST)
+    scores = jax.nn.sigmoid(logits)
     _, ids = jax.lax.top_k(scores + jnp.broadcast_to(bias, scores.shape), config.num_experts_per_tok)
     weights = jnp.take_along_axis(scores, ids, axis=-1)
     if config.norm_topk_prob:
@@ -37,7 +38,7 @@ def mixture(
     kernels: str | None = None,
     axis: str | None = None,
 ) -> jax.Array:
-    """Weighted sum of the routed experts, float32 [T, hidden]; a rank's part of it under a mesh.
+    """Weighted sum of the routed experts [T, hidden] in `wide.sum_dtype`; a rank's part of it under a mesh.
 
     valid: bool [T]; other rows are routed nowhere and give 0. experts: those of all layers, or this rank's slices of
     them, or this rank's experts of every layer; layer: int32, the MoE layer.
@@ -54,5 +55,5 @@ def mixture(
         layer * held,
         num_experts=held,
         implementation=kernels,
-        out_dtype=jnp.dtype(jnp.float32),
+        out_dtype=wide.sum_dtype(x.dtype),
     )

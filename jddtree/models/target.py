@@ -123,7 +123,7 @@ class Target(nnx.Module):
 
     def head(self, normed: jax.Array) -> jax.Array:
         """Normed rows [..., H] to float32 logits [..., vocab]; the drafter uses it after its own norm."""
-        return self.vocabulary.mask(contract(normed, self.ends.head[...]))
+        return self.vocabulary.mask(contract(normed, self.ends.head[...]).astype(jnp.float32))
 
     @property
     def vocabulary(self) -> Vocabulary:
