@@ -22,13 +22,20 @@ Row = dict[str, Any]
 def record(rows: list[Row]) -> dict[str, Any]:
     """The object to write for rows measured by this process."""
     return {
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "card": card(),
         "versions": {"jddtree": jddtree.__version__, "jax": jax.__version__, "python": platform.python_version()},
         "rows": rows,
     }
+
+
+def command() -> str:
+    """How this process was started, a module by its name and a script by its file's."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = [Path(sys.argv[0]).name] if spec is None else ["-m", spec.name]
+    return " ".join(["python", *program, *sys.argv[1:]])
 
 
 def commit() -> str:
