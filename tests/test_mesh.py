@@ -154,6 +154,7 @@ def test_products_keep_their_sums_in_float64():
     """2^30 + 1 - 2^30 is 0 in float32 in this order; bfloat16 operands are summed in float32."""
     x, weight = jnp.array([[2.0**15, 1.0, -(2.0**15)]]), jnp.array([[2.0**15, 1.0, 2.0**15]])
     exact = wide.product(x, weight, (1, 1))
-    assert exact.dtype == np.float64 and total(exact, None).dtype == jnp.float32 and float(total(exact, None)[0, 0]) == 1
+    rounded = total(exact, None)
+    assert exact.dtype == np.float64 and rounded.dtype == jnp.float32 and float(rounded[0, 0]) == 1
     half = wide.product(x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16), (1, 1))
     assert half.dtype == jnp.float32 == wide.sum_dtype(jnp.bfloat16)

@@ -132,7 +132,7 @@ class Engine:
         )
 
     def _state_specs(self) -> State:
-        """Without a drafter its caches are empty, and nothing of them can be split"""
+        """Without a drafter there is nothing of its caches to split"""
         return STATE_SPECS if self.program.drafter else STATE_SPECS._replace(keys=P(), values=P())
 
     def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
