@@ -39,8 +39,8 @@ class Capacity:
 
 class State(NamedTuple):
     """latents [layers, B, S, latent_size]; keys, values [drafter layers, B, S, key heads, head_dim] of the drafter's
-    context (one number a sequence without a drafter). Per sequence int32 [B]: root, the newest token, not in the caches yet;
-    length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
+    context (without a drafter one number a sequence). Per sequence int32 [B]: root, the newest token, not in the caches
+    yet; length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
     above.
     """
 
