@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels import wide
 from pallas_kernels.selection import Place, interpreted, layer_kernels, padded_size
 from pallas_kernels.versions import triton_call
 
@@ -40,7 +41,7 @@ def expert_choice(
     """Choose and activate as the module says."""
     if layer_kernels(implementation, dtype, parts.shape[1]) == "pallas":
         return _expert_choice_pallas(parts, bias, place, router, dtype)
-    total, experts = parts.sum(axis=0), bias.shape[1]
+    total, experts = wide.added(parts, jnp.dtype(jnp.float32)), bias.shape[1]
     scores = jax.nn.sigmoid(total[:, :experts])
     _, ids = lax.top_k(scores + jnp.broadcast_to(place.of(bias), scores.shape), router.top_k)
     weights = jnp.take_along_axis(scores, ids, axis=1)

@@ -8,8 +8,8 @@
                 x, ids and weights hold
   experts       PackedExperts (expert_matmul_layout.py); its leading axis may hold the experts of many layers
   first_expert  int32 scalar, traced: where this layer begins on that axis; or a Place, for layers of num_experts each
-Returns [T, H] in out_dtype (None: x.dtype; float32 for partial sums that are still to be reduced over ranks); sums
-are float32. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
+Returns [T, H] in out_dtype (None: x.dtype; wide.sum_dtype for partial sums that are still to be reduced over ranks);
+sums are float32, in "xla" those of wide.sum_dtype. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
 into the float32 sum of a group instead, which is more exact.
 
 implementation: "xla" plain JAX on any device, "pallas" the Pallas-Triton kernels, "mosaic" the
@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import wide
 from pallas_kernels.expert_matmul_layout import PackedExperts, check_packed
 from pallas_kernels.expert_matmul_triton import expert_rows_triton
 from pallas_kernels.expert_matmul_xla import expert_mlp_xla
@@ -56,7 +57,7 @@ def expert_mlp(
         num_experts=num_experts, implementation=implementation, interpret=interpret,
     )  # fmt: skip
     total = out.total() if isinstance(out, RoutedRows) else out
-    return lax.optimization_barrier(total.astype(out_dtype or x.dtype))
+    return lax.optimization_barrier(wide.convert(total, out_dtype or x.dtype))
 
 
 def expert_rows(
@@ -72,7 +73,7 @@ def expert_rows(
     interpret: bool | None = None,
 ) -> RoutedRows | jax.Array:
     """As expert_mlp, but what the kernels make is not yet added up: a row in x.dtype for each choice, for what reads
-    it next to add. The plain twin returns the float32 sum [T, H]."""
+    it next to add. The plain twin returns the sum [T, H] in `wide.sum_dtype`."""
     _check(x, ids, weights, valid, experts, num_experts)
     operands = (x, ids, weights, valid, experts)
     launch = expert_launch(x.shape[0], experts.hidden, experts.intermediate)

@@ -1,9 +1,9 @@
 """The work list of expert_matmul_plan.py for few rows, in two small kernels instead of XLA's several.
 
-  1  every pair (token, choice) finds its rank among the pairs of its expert, how many these are, and the pair that leads
-     its tile: the expert's first, or every eighth one after it
-  2  tiles are numbered by counting leaders of smaller experts and earlier ones of the same; every pair writes its own
-     entry, a leader the places of its tile that stay empty, and the tiles that nobody leads are marked empty
+1  every pair (token, choice) finds its rank among the pairs of its expert, how many these are, and the pair that leads
+   its tile: the expert's first, or every eighth one after it
+2  tiles are numbered by counting leaders of smaller experts and earlier ones of the same; every pair writes its own
+   entry, a leader the places of its tile that stay empty, and the tiles that nobody leads are marked empty
 """
 
 import functools
@@ -22,9 +22,7 @@ from pallas_kernels.versions import triton_call
 PAIRS = 8  # of a program
 
 
-def pallas_work_list(
-    ids: jax.Array, valid: jax.Array, plan: Plan, interpret: bool
-) -> tuple[jax.Array, jax.Array]:
+def pallas_work_list(ids: jax.Array, valid: jax.Array, plan: Plan, interpret: bool) -> tuple[jax.Array, jax.Array]:
     """ids and valid int32 [T, k] and [T] -> entries int32 [tiles * tile and some more], and int32 [T, k]: 1 where a choice
     counts.
 

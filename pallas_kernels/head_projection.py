@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels import wide
 from pallas_kernels.latent_projection import rotate
 from pallas_kernels.selection import Place, interpreted, layer_kernels, padded_size
 from pallas_kernels.versions import triton_call
@@ -37,7 +38,7 @@ def absorbed_queries(
     heads, content_size = k_up.shape[1:3]
     if _fits(k_up) and layer_kernels(implementation, k_up.dtype, parts.shape[1]) == "pallas":
         return _absorbed_queries_pallas(parts, k_up, place, turns)
-    made = parts.sum(axis=0).astype(k_up.dtype).reshape(parts.shape[1], heads, -1)
+    made = wide.added(parts, k_up.dtype).reshape(parts.shape[1], heads, -1)
     content, rotated = jnp.split(made, [content_size], axis=2)
     content = _per_head("hcd,hdl->hcl", content, place.of(k_up))
     return jnp.concatenate([content, rotate(rotated, *(turn[:, None] for turn in turns))], axis=2)

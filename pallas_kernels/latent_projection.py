@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels import wide
 from pallas_kernels.residual_norm import rms_norm
 from pallas_kernels.selection import Place, interpreted, layer_kernels, padded_size
 from pallas_kernels.versions import triton_call
@@ -40,7 +41,7 @@ def latent_projection(
         return _latent_projection_pallas(parts, norms, place, turns, eps, latents, valid)
     query_norm, key_norm = (place.of(norm) for norm in norms)
     query_size, latent_size = query_norm.shape[0], key_norm.shape[0]
-    made = parts.sum(axis=0).astype(dtype)
+    made = wide.added(parts, dtype)
     query, latent, key = jnp.split(made, [query_size, query_size + latent_size], axis=1)
     rows = jnp.concatenate([rms_norm(latent, key_norm, eps), rotate(key, *turns)], axis=1)
     rows = jnp.where(valid[:, None] != 0, rows, jnp.zeros((), dtype))

@@ -20,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels import wide
 from pallas_kernels.selection import Place, interpreted, layer_kernels, padded_size
 from pallas_kernels.versions import triton_call
 
@@ -55,10 +56,8 @@ def residual_norm(
     """Add, norm and keep as the module says."""
     if layer_kernels(implementation, x.dtype, x.shape[0]) == "pallas":
         return _residual_norm_pallas(x, addends, routed, norms, place, eps, taps)
-    parts = [routed.total()] if routed is not None else []
-    parts += [addend.sum(axis=0) for addend in addends]
-    if parts:
-        x = _rounded(x + functools.reduce(jnp.add, parts).astype(x.dtype))
+    if addends or routed is not None:
+        x = _rounded(x + block_sum(addends, routed, x.dtype))
     kept = None if taps is None else lax.dynamic_update_index_in_dim(taps.buffer, x, taps.slots[place.layer], 0)
     return x, rms_norm(x, place.of(norms), eps), kept
 
@@ -68,6 +67,13 @@ def _rounded(x: jax.Array) -> jax.Array:
     if x.dtype == jnp.float32:
         return x
     return lax.reduce_precision(x.astype(jnp.float32), exponent_bits=8, mantissa_bits=7).astype(x.dtype)
+
+
+def block_sum(addends: Sequence[jax.Array], routed: RoutedRows | None, dtype: jnp.dtype) -> jax.Array:
+    """All parts and rows added up, [T, H], rounded to dtype at the end."""
+    sums = [] if routed is None else [routed.total()]
+    sums += [wide.added(addend, addend.dtype) for addend in addends]
+    return wide.added(wide.stacked(sums), dtype)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:

@@ -3,7 +3,7 @@
   x       [T, K] bfloat16 or float32
   stacks  each [L, N_i, K] in the dtype of x; their results stand side by side
   place   Place: which layer
-Returns float32 partial sums [parts, T, sum of N_i]; what follows adds the parts up, as it reads them anyway. The number
+Returns partial sums [parts, T, sum of N_i], float32 or what `wide.sum_dtype` says; what follows adds the parts up, as it reads them anyway. The number
 of parts follows from the sizes alone.
 
 The kernel multiplies a tile of 64 weight rows (the M operand) with all rows of x; its programs share the columns so
@@ -20,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels import wide
 from pallas_kernels.selection import Place, interpreted, layer_kernels, padded_size
 from pallas_kernels.versions import triton_call
 
@@ -40,13 +41,8 @@ def stack_matmul(
     fits = x.shape[1] % 32 == 0
     if fits and layer_kernels(implementation, x.dtype, x.shape[0]) == "pallas":
         return _stack_matmul_pallas(x, stacks, place)
-    products = [_product(x, place.of(stack)) for stack in stacks]
-    return jnp.concatenate(products, axis=1)[None]
-
-
-def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
-    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision, jnp.float32)
+    products = [wide.product(x, place.of(stack), (1, 1)) for stack in stacks]
+    return lax.concatenate(products, 1)[None]
 
 
 def _stack_matmul_pallas(x: jax.Array, stacks: Sequence[jax.Array], place: Place) -> jax.Array:

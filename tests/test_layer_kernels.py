@@ -20,6 +20,7 @@ from pallas_kernels.latent_projection import latent_projection
 from pallas_kernels.residual_norm import RoutedRows, Taps, residual_norm
 from pallas_kernels.selection import Place, layer_kernels
 from pallas_kernels.stack_matmul import stack_matmul
+from pallas_kernels.wide import added
 
 EPS = 1e-5
 SECOND = Place(jnp.int32(1))
@@ -49,12 +50,12 @@ class Numbers:
 
 def products(n: Numbers, place: Place) -> Callable[[str], tuple]:
     x, weights = n(n.rows, 96), [n(4, 96, 96), n(4, 40, 96)]
-    return lambda kernels: (stack_matmul(x, weights, place, kernels).sum(axis=0),)
+    return lambda kernels: (added(stack_matmul(x, weights, place, kernels), jnp.dtype(jnp.float32)),)
 
 
 def long_products(n: Numbers, place: Place) -> Callable[[str], tuple]:
     x, weights = n(n.rows, 1024), [n(4, 96, 1024)]
-    return lambda kernels: (stack_matmul(x, weights, place, kernels).sum(axis=0),)
+    return lambda kernels: (added(stack_matmul(x, weights, place, kernels), jnp.dtype(jnp.float32)),)
 
 
 def norms(n: Numbers, place: Place) -> Callable[[str], tuple]:
@@ -135,9 +136,7 @@ def test_equal_scores_choose_the_lower_expert() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    tokens=st.integers(2, 40), experts=st.integers(3, 24), tile=st.sampled_from([8, 16]), seed=st.integers(0, 2**31)
-)
+@given(tokens=st.integers(2, 40), experts=st.integers(3, 24), tile=st.sampled_from([8, 16]), seed=st.integers(0, 2**31))
 def test_work_list_is_the_plain_one(tokens: int, experts: int, tile: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     ids = np.stack([random.permutation(experts)[:3] for _ in range(tokens)]).astype(np.int32)

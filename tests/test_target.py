@@ -10,7 +10,6 @@ import pytest
 import reference
 from harness import REFERENCE_EPS, TEXT_WIDTH, close, draft_of, empty_cache, load_arrays, padded, rows_of, score_texts
 
-import jddtree.models.target as target_module
 from jddtree.config import Rope, target_config
 from jddtree.decoding import rounds
 from jddtree.decoding.sampling import Sampling, choose
@@ -21,7 +20,9 @@ from jddtree.models.layers import rms_norm
 from jddtree.models.mla import LatentAttention, view_of
 from jddtree.models.rope import inverse_frequencies
 from jddtree.models.target import MoELayers, Rows, Target
+from pallas_kernels import wide
 from pallas_kernels.expert_choice import Router, expert_choice
+from pallas_kernels.residual_norm import block_sum
 from pallas_kernels.selection import Place
 from pallas_kernels.stack_matmul import stack_matmul
 from pallas_kernels.tree_attention import causal_words
@@ -51,7 +52,9 @@ def layered(pair, texts):
     class RecordingLayers(MoELayers):
         def choose(self, made, place, dtype):
             ids, weights, inner = super().choose(made, place, dtype)
-            routings.append(Routing(made.sum(axis=0)[:, : config.n_routed_experts], ids, weights))
+            routings.append(
+                Routing(wide.added(made, jnp.dtype(jnp.float32))[:, : config.n_routed_experts], ids, weights)
+            )
             return ids, weights, inner
 
     def block(layers, x, view, cache, place):
@@ -59,10 +62,10 @@ def layered(pair, texts):
         normed = rms_norm(x, place.of(layers.input_norm[...]), config.rms_norm_eps)
         own = jnp.zeros((cache.shape[0], *view.rows.positions.shape, cache.shape[3]))
         parts, latents = layers.attend(normed, view, own, cache, place)
-        x = x + parts.sum(axis=0).astype(x.dtype)
+        x = x + wide.added(parts, x.dtype)
         normed = rms_norm(x, place.of(layers.post_norm[...]), config.rms_norm_eps)
         made = layers.feed_forward(normed, view.valid, place)
-        return x + sum(part.sum(axis=0) for part in made.parts).astype(x.dtype), latents[place.layer]
+        return x + block_sum(made.parts, made.routed, x.dtype), latents[place.layer]
 
     @jax.jit
     def run(weights, tokens, counts):
@@ -254,7 +257,9 @@ def small_attention(random):
         "k_up": kv_b[:, :nope],
         "v_up": kv_b[:, nope:],
     }
-    module = LatentAttention(config, {name: jnp.asarray(array, jnp.float32)[None] for name, array in ours.items()}, None)
+    module = LatentAttention(
+        config, {name: jnp.asarray(array, jnp.float32)[None] for name, array in ours.items()}, None
+    )
     sizes = {"heads": heads, "nope": nope, "value": value, "eps": config.latent_norm_eps, "scale": config.softmax_scale}
     return config, weights, module, sizes
 
@@ -278,7 +283,7 @@ def test_absorbed_attention_is_plain_attention() -> None:
         known, zero = Rows(place, valid, causal_words(valid), length[None]), jnp.int32(0)
         own = jnp.zeros((1, 1, count, cache.shape[3]))
         parts, latents = module.attend(rows[0], view_of(known, config, 3), own, cache, Place(zero))
-        return parts.sum(axis=0), latents[0]
+        return wide.added(parts, jnp.dtype(jnp.float32)), latents[0]
 
     cache = jnp.full((1, 1, count, config.kv_lora_rank + config.qk_rope_head_dim), jnp.nan)
     whole, latents = attend(cache, jnp.int32(0))

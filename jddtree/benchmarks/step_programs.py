@@ -24,6 +24,7 @@ from jddtree.decoding.walk import walk
 from jddtree.evaluation import stages
 from jddtree.evaluation.stages import Verified
 from jddtree.models.parameters import Tree as Weights
+from pallas_kernels.versions import compiler_options
 
 STAGES = ("verify", "draft", "build", "walk", "commit", "round", "prefill")
 DONATING = ("commit", "prefill")
@@ -156,7 +157,9 @@ def compile_stage(shapes: Shapes, name: str, weights: Weights, state: State) -> 
             arguments = found if name == "walk" else (*arguments[:3], verified, *jax.eval_shape(made["walk"], *found))
     begun = time.perf_counter()
     donated = 1 if name in DONATING else ()
-    compiled = jax.jit(made[name], donate_argnums=donated).lower(*arguments).compile()
+    compiled = (
+        jax.jit(made[name], donate_argnums=donated).lower(*arguments).compile(compiler_options=compiler_options())
+    )
     return Compiled(compiled, time.perf_counter() - begun)
 
 

@@ -351,6 +351,24 @@ def bench_decode(
     return run_decode(options)
 
 
+@bench.command("mesh", help="What splitting over devices costs: time per sum, steps and tokens on one and on several.")
+def bench_mesh(
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Models: micro, k2.6-4layer or tiny, several with commas.",
+            show_default="micro,k2.6-4layer on GPUs, else tiny",
+        ),
+    ] = None,
+    mesh: Mesh = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> None:
+    """See the help of the command."""
+    from jddtree.benchmarks.mesh import run
+
+    run(preset, mesh, output)
+
+
 @bench.command("speculation", help="What the trees are worth: acceptance, ranks, calibration, experts, budgets, times.")
 def bench_speculation(
     target: Target = None,

@@ -38,8 +38,8 @@ class Capacity:
 
 class State(NamedTuple):
     """latents [layers, B, S, latent_size]; keys, values [drafter layers, B, S, key heads, head_dim] of the drafter's
-    context (no layers without a drafter). Per sequence int32 [B]: root, the newest token, not in the caches yet;
-    length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
+    context (without a drafter one number a sequence). Per sequence int32 [B]: root, the newest token, not in the caches
+    yet; length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
     above.
     """
 
@@ -76,12 +76,11 @@ def initial_state(
     padding.
     """
     batch, context = capacity.sequences, capacity.context
-    layers, heads, size = (
-        (drafter.num_hidden_layers, key_heads or drafter.num_key_value_heads, drafter.head_dim)
-        if drafter
-        else (0, 1, 1)
-    )
-    drafter_cache = (layers, batch, context, heads, size)
+    # Not empty without a drafter: jax 0.11's CPU compiler crashes on empty arrays that a shard_map passes through.
+    drafter_cache = (1, batch, 1, 1, 1)
+    if drafter:
+        heads = key_heads or drafter.num_key_value_heads
+        drafter_cache = (drafter.num_hidden_layers, batch, context, heads, drafter.head_dim)
     shapes = State(
         latents=((target.num_hidden_layers, batch, context, target.latent_size), dtype),
         keys=(drafter_cache, dtype),

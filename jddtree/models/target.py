@@ -20,8 +20,9 @@ from jddtree.models.moe import Experts
 from jddtree.models.parameters import Tree
 from jddtree.parallel.mesh import total
 from jddtree.parallel.vocabulary import Vocabulary
+from pallas_kernels import wide
 from pallas_kernels.expert_choice import Router, expert_choice
-from pallas_kernels.residual_norm import RoutedRows, Taps, residual_norm
+from pallas_kernels.residual_norm import RoutedRows, Taps, block_sum, residual_norm
 from pallas_kernels.selection import Place, layer_kernels
 from pallas_kernels.stack_matmul import stack_matmul
 from pallas_kernels.tree_attention import TREE_TILE
@@ -65,8 +66,8 @@ class DenseLayers(LatentAttention):
 
     def feed_forward(self, x: jax.Array, valid: jax.Array, place: Place) -> Made:
         """The block of the layer at `place`. x: normed rows [T, H]; valid: int32 [T], 0 for padding."""
-        both = stack_matmul(x, [self.mlp_gate[...], self.mlp_up[...]], place, self.kernels).sum(axis=0)
-        gate, up = jnp.split(both, 2, axis=1)
+        both = stack_matmul(x, [self.mlp_gate[...], self.mlp_up[...]], place, self.kernels)
+        gate, up = jnp.split(wide.added(both, jnp.dtype(jnp.float32)), 2, axis=1)
         inner = (jax.nn.silu(gate) * up).astype(x.dtype)
         return Made([stack_matmul(inner, [self.mlp_down[...]], place, self.kernels)], None, None)
 
@@ -89,9 +90,7 @@ class MoELayers(LatentAttention):
             return Made([shared], routed, ids)
         return Made([routed[None], shared], None, ids)
 
-    def choose(
-        self, made: jax.Array, place: Place, dtype: jnp.dtype
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def choose(self, made: jax.Array, place: Place, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Experts of each row, ids int32 and weights float32 [T, k], and the shared expert's activation [T, I]."""
         config = self.config
         router = Router(config.num_experts_per_tok, config.norm_topk_prob, config.routed_scaling_factor)
@@ -133,7 +132,7 @@ class Target(nnx.Module):
 
     def head(self, normed: jax.Array) -> jax.Array:
         """Normed rows [..., H] to float32 logits [..., vocab]; the drafter uses it after its own norm."""
-        return self.vocabulary.mask(contract(normed, self.ends.head[...]))
+        return self.vocabulary.mask(contract(normed, self.ends.head[...]).astype(jnp.float32))
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -152,9 +151,7 @@ class Target(nnx.Module):
         stream = Stream(x, normed, taps.buffer, self._own_latents(cache, rows), ids)
         for layers, first, last in ((self.dense, 0, dense), (self.moe, dense, config.num_hidden_layers)):
             step = partial(self._layer, layers, first, view, cache, norms, taps.slots)
-            _, stream = lax.while_loop(
-                lambda carry, last=last: carry[0] < last, step, (jnp.int32(first), stream)
-            )
+            _, stream = lax.while_loop(lambda carry, last=last: carry[0] < last, step, (jnp.int32(first), stream))
         shape = rows.positions.shape
         latents = stream.latents[:, :, : shape[1]]
         flat_taps = jnp.moveaxis(stream.taps[:-1], 0, 1).reshape(*shape, -1)
@@ -185,14 +182,12 @@ class Target(nnx.Module):
             count = -(-count // TREE_TILE) * TREE_TILE
         return jnp.zeros((cache.shape[0], batch, count, cache.shape[3]), cache.dtype)
 
-    def _meet(
-        self, parts: list[jax.Array], routed: RoutedRows | None
-    ) -> tuple[list[jax.Array], RoutedRows | None]:
+    def _meet(self, parts: list[jax.Array], routed: RoutedRows | None) -> tuple[list[jax.Array], RoutedRows | None]:
         """What a block made, the same on every rank; on one device it is added up where it is read"""
         if self.axis is None:
             return parts, routed
-        sums = [routed.total()] if routed is not None else []
-        return [total(sum([part.sum(axis=0) for part in parts], *sums), self.axis)[None]], None
+        kind = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
+        return [total(block_sum(parts, routed, kind), self.axis)[None]], None
 
     def _norms(self) -> jax.Array:
         """The norm before each layer, and the one after the last, [layers + 1, H]"""
