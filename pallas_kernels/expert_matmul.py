@@ -4,8 +4,8 @@
   ids           [T, k] int32; a number outside [0, num_experts) is not routed here, so that an expert-parallel rank
                 passes ids minus its own first
   weights       [T, k] float32
-  valid         [T] bool or int32, 0 for no; a row that is not valid routes nowhere, loads no expert and gives exactly 0, whatever its
-                x, ids and weights hold
+  valid         [T] bool or int32, 0 for no; a row that is not valid routes nowhere, loads no expert and gives exactly
+                0, whatever its x, ids and weights hold
   experts       PackedExperts (expert_matmul_layout.py); its leading axis may hold the experts of many layers
   first_expert  int32 scalar, traced: where this layer begins on that axis; or a Place, for layers of num_experts each
 Returns [T, H] in out_dtype (None: x.dtype; wide.sum_dtype for partial sums that are still to be reduced over ranks);

@@ -23,8 +23,8 @@ PAIRS = 8  # of a program
 
 
 def pallas_work_list(ids: jax.Array, valid: jax.Array, plan: Plan, interpret: bool) -> tuple[jax.Array, jax.Array]:
-    """ids and valid int32 [T, k] and [T] -> entries int32 [tiles * tile and some more], and int32 [T, k]: 1 where a choice
-    counts.
+    """ids and valid int32 [T, k] and [T] -> entries int32 [tiles * tile and some more], and int32 [T, k]: 1 where a
+    choice counts.
 
     A choice counts when its row is valid and its id is one of the plan's experts.
     """

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 
 class Plan(NamedTuple):
-    """Static sizes of a work list. stride, offset: expert e of the layer stands at e + (first - offset) * stride in the arrays,
-    where first is the traced number that the kernels are given."""
+    """Static sizes of a work list. stride, offset: expert e of the layer stands at e + (first - offset) * stride in the
+    arrays, where first is the traced number that the kernels are given."""
 
     tokens: int
     top_k: int

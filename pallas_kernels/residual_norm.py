@@ -26,7 +26,8 @@ from pallas_kernels.versions import triton_call
 
 
 class RoutedRows(NamedTuple):
-    """rows [T, k, H], one of each choice, already times its weight; counts int32 [T, k], 0 where a row holds anything."""
+    """rows [T, k, H], one of each choice, already times its weight; counts int32 [T, k], 0 where a row may hold
+    anything."""
 
     rows: jax.Array
     counts: jax.Array

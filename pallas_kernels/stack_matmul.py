@@ -3,8 +3,8 @@
   x       [T, K] bfloat16 or float32
   stacks  each [L, N_i, K] in the dtype of x; their results stand side by side
   place   Place: which layer
-Returns partial sums [parts, T, sum of N_i], float32 or what `wide.sum_dtype` says; what follows adds the parts up, as it reads them anyway. The number
-of parts follows from the sizes alone.
+Returns partial sums [parts, T, sum of N_i], float32 or what `wide.sum_dtype` says; what follows adds the parts up, as
+it reads them anyway. The number of parts follows from the sizes alone.
 
 The kernel multiplies a tile of 64 weight rows (the M operand) with all rows of x; its programs share the columns so
 that about two of them run on a multiprocessor. K must be a multiple of 32 for it.

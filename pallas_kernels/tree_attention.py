@@ -6,7 +6,8 @@ Contract of `tree_attention`:
     layer      int32                  which layer of the cache is read; the stack is read in place
     lengths    int32 [B]              committed tokens, read on the device
     rows       [B, C, D + R]          the tree's own latents; rows that nobody sees may hold anything. Or those of all
-                                      layers [layers, B, P, D + R] with P >= C, read in place: zeros where they are padding
+                                      layers [layers, B, P, D + R] with P >= C, read in place: zeros where they are
+                                      padding
     ancestors  uint32 [B, C, ceil(C / 32)]  bit j of row i: row i sees row j; its own bit included
     result     [B, C, heads, D]       in the dtype of `queries`; a row that sees nothing gives 0
 Every row sees the whole committed prefix and its ancestors; keys are [D + R], values their first D entries. A chunk of

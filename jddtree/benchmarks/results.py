@@ -40,8 +40,10 @@ def command() -> str:
 
 
 def commit() -> str:
-    """The commit of the source tree, with "+changes" when it has uncommitted ones; outside a checkout what the
-    environment variable JDDTREE_COMMIT says, else "unknown"."""
+    """What the environment variable JDDTREE_COMMIT says, for copies of the source tree; else the commit of the tree,
+    with "+changes" when it has uncommitted ones; "unknown" outside a checkout."""
+    if stated := os.environ.get("JDDTREE_COMMIT"):
+        return stated
     folder = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
@@ -52,7 +54,7 @@ def commit() -> str:
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("JDDTREE_COMMIT", "unknown")
+        return "unknown"
 
 
 def card() -> str:

@@ -22,8 +22,8 @@ class Experts(Weights):
     def __call__(
         self, x: jax.Array, ids: jax.Array, weights: jax.Array, valid: jax.Array, place: Place
     ) -> RoutedRows | jax.Array:
-        """What the routed experts of the layer at `place` give for rows [T, H]: a row for each choice, still to be added
-        up, or their sum [T, H] in `wide.sum_dtype`; a rank's part of it under a mesh.
+        """What the routed experts of the layer at `place` give for rows [T, H]: a row for each choice, still to be
+        added up, or their sum [T, H] in `wide.sum_dtype`; a rank's part of it under a mesh.
 
         ids int32 and weights float32 [T, k]; valid: int32 [T], rows with 0 are routed nowhere.
         """
