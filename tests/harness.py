@@ -109,8 +109,10 @@ def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tup
     vocabulary = Vocabulary(logits.shape[-1])
     target = SimpleNamespace(embed=lambda ids: ids, head=lambda _: logits, vocabulary=vocabulary)
     models = SimpleNamespace(program=program, target=target)
-    state = SimpleNamespace(root=jnp.zeros(batch, jnp.int32), length=None, keys=None, values=None)
-    return rounds.draft(models, drafter, state)
+    empty = jnp.zeros(batch, jnp.int32)
+    state = SimpleNamespace(root=empty, length=empty, keys=None, values=None)
+    greedy = SimpleNamespace(sampling=SimpleNamespace(temperature=jnp.zeros(batch)), coupling=jnp.zeros(batch))
+    return rounds.draft(models, drafter, state, greedy)
 
 
 @contextmanager

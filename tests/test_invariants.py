@@ -203,13 +203,13 @@ def test_invariant_4_a_token_depends_on_prompt_seed_and_position_alone(small, en
 
 
 def test_invariant_4_breaks_when_noise_belongs_to_tree_rows(small, cases, monkeypatch) -> None:
-    noise = sampling_module._noise
+    noise = sampling_module.noise
 
     def by_row(positions, sampling, vocabulary):
         rows = jnp.broadcast_to(jnp.arange(positions.shape[1], dtype=jnp.int32)[None], positions.shape)
         return noise(rows, sampling, vocabulary)
 
-    monkeypatch.setattr(sampling_module, "_noise", by_row)
+    monkeypatch.setattr(sampling_module, "noise", by_row)
     broken = rebuilt(small)
     check_same_tokens(broken, small, cases)
     with pytest.raises(AssertionError):

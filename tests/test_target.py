@@ -201,7 +201,9 @@ def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
     state = initial_state(program.target, program.drafter, program.capacity, jnp.float32)
     ones, most = jnp.ones(1, jnp.int32), jnp.full(1, 1000, jnp.int32)
     sampling = Sampling(jnp.zeros(1), jnp.ones(1), jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.uint32))
-    controls = Controls(sampling, Shape(budget, most, jnp.zeros(1, bool)), most, jnp.full((1, 16), -1, jnp.int32))
+    controls = Controls(
+        sampling, jnp.zeros(1), Shape(budget, most, jnp.zeros(1, bool)), most, jnp.full((1, 16), -1, jnp.int32)
+    )
     state, _ = rounds.prefill(program, weights, state, controls, rounds.Chunk(tokens, counts, ones == 0))
     state = state._replace(root=root, finish=ones * RUNNING)
     log_probs, ids = draft_of(draft_logits[None], program.capacity.candidates)

@@ -49,6 +49,14 @@ TopKCap = Annotated[int | None, typer.Option(help="Most candidates per draft slo
 Spine = Annotated[bool, typer.Option("--spine", help="Put the top-1 chain into every tree first.")]
 Temperature = Annotated[float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")]
 TopP = Annotated[float, typer.Option(help="Sample from the most probable tokens that reach this sum.")]
+Coupling = Annotated[
+    bool,
+    typer.Option("--coupling/--no-coupling", help="Above temperature 0, draft with the target's own sampling noise."),
+]
+Tau = Annotated[
+    float | None,
+    typer.Option(help="How much the coupled drafter's scores are flattened. Default: 1 / temperature."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the sampling noise.")]
 MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")]
 Kernels = Annotated[
@@ -104,6 +112,8 @@ def generate(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "--max-new-tokens", help="Most tokens to write.")] = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
+    coupling: Coupling = True,
+    tau: Tau = None,
     seed: Seed = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")
@@ -182,6 +192,8 @@ def evaluate(
     ] = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
+    coupling: Coupling = True,
+    tau: Tau = None,
     seed: Seed = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 8,
     allow_code: Annotated[
@@ -290,6 +302,32 @@ def bench_speculation(
     from jddtree.cli.speculation import run
 
     run(target, draft, prompts, budget, max_tokens, dtype, mesh, expert_layout, json_output, plot, output)
+
+
+@bench.command("coupling", help="Tokens per round with and without drafting by the target's own sampling noise.")
+def bench_coupling(
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 12 bundled ones.")
+    ] = None,
+    temperatures: Annotated[str, typer.Option(help="Temperatures above 0.")] = "1,0.6",
+    budgets: Annotated[str, typer.Option(help="Tree sizes to measure, beside the chain.")] = "8,32,64",
+    seeds: Annotated[int, typer.Option(help="Texts per prompt and temperature.")] = 8,
+    tau_temperatures: Annotated[str, typer.Option(help="Temperatures of the sweep of tau.")] = "1.4,1,0.6,0.3",
+    tau_seeds: Annotated[int, typer.Option(help="Texts per prompt in the sweep of tau; 0 leaves it out.")] = 2,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per text.")] = 97,
+    top_p: TopP = 1.0,
+    dtype: Dtype = "auto",
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> None:
+    """See the help of the command."""
+    settings = dict(locals())
+    from jddtree.cli.bench_coupling import run
+
+    run(**settings)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jddtree.config import check_pair
 from jddtree.decoding import rounds
+from jddtree.decoding.coupling import default_tau
 from jddtree.decoding.rounds import Chunk, Program
 from jddtree.decoding.sampling import Sampling
 from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, STOP_IDS, Controls, State, initial_state
@@ -38,8 +39,9 @@ class Request:
 
     prompt: token ids. method: "ar" (no draft), "dflash" (the top-1 chain) or "ddtree". budget: nodes per round beside
     the root, for "ddtree". top_k_cap: candidates per slot, None for all compiled ones. spine: put the top-1 chain
-    first. temperature 0 is greedy; top_p 1 keeps everything. sequence: tells samples with one seed apart. stop_ids: at
-    most 16.
+    first. temperature 0 is greedy; top_p 1 keeps everything. sequence: tells samples with one seed apart. coupling:
+    draft with the target's noise, where it samples; tau: how much its scores are flattened, None for the best known
+    (`jddtree.decoding.coupling`). stop_ids: at most 16.
     """
 
     prompt: Sequence[int]
@@ -52,6 +54,8 @@ class Request:
     top_p: float = 1.0
     seed: int = 0
     sequence: int = 0
+    coupling: bool = True
+    tau: float | None = None
     stop_ids: Sequence[int] = ()
 
 
@@ -226,6 +230,7 @@ class Engine:
                 np.array([request.seed for request in filled], np.uint32),
                 np.array([request.sequence for request in filled], np.uint32),
             ),
+            coupling=np.array([_coupling(request) for request in filled], np.float32),
             trees=Shape(
                 integers(budgets[request.method](request) for request in filled),
                 integers(caps),
@@ -234,6 +239,13 @@ class Engine:
             max_tokens=integers(request.max_tokens for request in filled),
             stop_ids=stops,
         )
+
+
+def _coupling(request: Request) -> float:
+    """What `couple` takes: tau * T, or 0 for off"""
+    if not request.coupling or request.temperature == 0:
+        return 0.0
+    return request.temperature * (default_tau(request.temperature) if request.tau is None else request.tau)
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
@@ -301,6 +313,8 @@ def check_request(program: Program, request: Request) -> None:
         raise UserError(f"--temperature is {request.temperature}, but must be a number of at least 0")
     if not 0 < request.top_p <= 1:
         raise UserError(f"--top-p is {request.top_p}, but must be above 0 and at most 1")
+    if request.tau is not None and not 0 < request.tau < float("inf"):
+        raise UserError(f"--tau is {request.tau}, but must be a number above 0")
     if not 0 <= request.seed < 2**32 or not 0 <= request.sequence < 2**32:
         raise UserError(f"--seed is {request.seed} (sequence {request.sequence}), but must be 0 to {2**32 - 1}")
     if request.top_k_cap is not None and not 1 <= request.top_k_cap <= capacity.candidates:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jddtree.config import DrafterConfig, TargetConfig
+from jddtree.decoding.coupling import couple
 from jddtree.decoding.sampling import choose
 from jddtree.decoding.state import (
     BROKEN,
@@ -135,7 +136,9 @@ def propose(models: Models, state: State, controls: Controls, running: jax.Array
     else:
         budget = jnp.where(running, controls.trees.budget, 0)
         drafted = (budget > 0).any()
-        log_probs, ids = lax.cond(drafted, lambda: draft(models, drafter, state), lambda: no_draft(models, state))
+        log_probs, ids = lax.cond(
+            drafted, lambda: draft(models, drafter, state, controls), lambda: no_draft(models, state)
+        )
         tree = build(state.root, log_probs, ids, controls.trees._replace(budget=budget), models.lattice, capacity.rows)
     return tree._replace(
         valid=tree.valid & running[:, None],
@@ -143,8 +146,11 @@ def propose(models: Models, state: State, controls: Controls, running: jax.Array
     )
 
 
-def draft(models: Models, drafter: Drafter, state: State) -> tuple[jax.Array, jax.Array]:
-    """Best candidates of each slot: log-probabilities float32 and ids int32, [B, block - 1, candidates]."""
+def draft(models: Models, drafter: Drafter, state: State, controls: Controls) -> tuple[jax.Array, jax.Array]:
+    """Best candidates of each slot: log-probabilities float32 and ids int32, [B, block - 1, candidates].
+
+    Where a sequence couples, they are those of the logits with the target's noise.
+    """
     config = drafter.config
     masks = jnp.full((state.root.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
     embedded = models.target.embed(jnp.concatenate([state.root[:, None], masks], axis=1))
@@ -152,6 +158,8 @@ def draft(models: Models, drafter: Drafter, state: State) -> tuple[jax.Array, ja
     if (cap := config.final_logit_softcapping) is not None:
         logits = models.target.vocabulary.mask(cap * jnp.tanh(logits / cap))
     vocabulary = models.target.vocabulary
+    positions = state.length[:, None] + jnp.arange(1, config.block_size, dtype=jnp.int32)[None]
+    logits = couple(logits, positions, controls.sampling, controls.coupling, vocabulary)
     best, ids = vocabulary.top_k(logits, models.program.capacity.candidates)
     return best - vocabulary.logsumexp(logits), ids
 

@@ -54,11 +54,12 @@ class State(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """What a caller may change between dispatches without compiling: sampling and trees as in their modules;
-    max_tokens int32 [B]; stop_ids int32 [B, 16], unused ones -1.
+    """What a caller may change between dispatches without compiling: sampling and trees as in their modules; coupling
+    float32 [B] as in `couple`; max_tokens int32 [B]; stop_ids int32 [B, 16], unused ones -1.
     """
 
     sampling: Sampling
+    coupling: jax.Array
     trees: Shape
     max_tokens: jax.Array
     stop_ids: jax.Array

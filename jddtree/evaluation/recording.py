@@ -101,7 +101,7 @@ class Recorder(Engine):
             seconds.append(time.perf_counter() - begun)
             return result
 
-        state, drafted = stage(stages.draft, state)
+        state, drafted = stage(stages.draft, state, controls)
         state, tree = stage(stages.build_trees, state, controls, drafted)
         state, verified = stage(stages.verify, state, controls, tree)
         state, settled = stage(stages.settle, state, controls, tree, verified)

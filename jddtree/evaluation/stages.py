@@ -40,12 +40,12 @@ class Settled(NamedTuple):
     emitted: jax.Array
 
 
-def draft(program: Program, weights: parameters.Tree, state: State) -> tuple[State, Drafted]:
+def draft(program: Program, weights: parameters.Tree, state: State, controls: Controls) -> tuple[State, Drafted]:
     """The drafter's candidates of each slot. Raises ValueError for a program without a drafter."""
     models = Models(program, weights)
     if models.drafter is None:
         raise ValueError("a program without a drafter has no draft stage")
-    return state, rounds.draft(models, models.drafter, state)
+    return state, rounds.draft(models, models.drafter, state, controls)
 
 
 def build_trees(
