@@ -18,6 +18,7 @@ from jddtree.config import DrafterConfig, TargetConfig, drafter_config, target_c
 from jddtree.decoding import rounds
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.rounds import Program
+from jddtree.decoding.sampling import Sampling
 from jddtree.decoding.state import Capacity, State
 from jddtree.models.parameters import Tree, nest
 from jddtree.models.target import Rows, Target
@@ -111,7 +112,8 @@ def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tup
     models = SimpleNamespace(program=program, target=target)
     empty = jnp.zeros(batch, jnp.int32)
     state = SimpleNamespace(root=empty, length=empty, keys=None, values=None)
-    greedy = SimpleNamespace(sampling=SimpleNamespace(temperature=jnp.zeros(batch)), coupling=jnp.zeros(batch))
+    off = Sampling(jnp.zeros(batch), jnp.ones(batch), *[jnp.zeros(batch, jnp.uint32)] * 2)
+    greedy = SimpleNamespace(sampling=off, coupling=jnp.zeros(batch))
     return rounds.draft(models, drafter, state, greedy)
 
 

@@ -44,7 +44,31 @@ Thinking = Annotated[
     typer.Option("--thinking/--no-thinking", help="Let the model think first. Default: the model's own."),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Compare a store's files with their checksums before loading.")]
-Budget = Annotated[int, typer.Option(help="Nodes of a tree, the root not counted.")]
+
+
+def _budget(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number of nodes nor auto") from None
+
+
+Budget = Annotated[
+    str,
+    typer.Option(
+        parser=_budget, metavar="N|auto", help="Nodes of a tree, the root not counted; auto: as many as pay, by --cost."
+    ),
+]
+Cost = Annotated[
+    Path | None,
+    typer.Option(help="Cost curve for --budget auto (docs/economics.md). Default: measured once and cached."),
+]
+Calibrated = Annotated[
+    Path | None, typer.Option("--calibration", help="What the drafter's scores are worth, from calibrate.")
+]
+
 TopKCap = Annotated[int | None, typer.Option(help="Most candidates per draft slot. Default: as many as nodes.")]
 Spine = Annotated[bool, typer.Option("--spine", help="Put the top-1 chain into every tree first.")]
 Temperature = Annotated[float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")]
@@ -103,7 +127,9 @@ def generate(
         Literal["ar", "dflash", "ddtree"],
         typer.Option(help="Plain decoding, the drafter's top-1 chain, or a best-first tree. The text is the same."),
     ] = "ddtree",
-    budget: Budget = 32,
+    budget: Budget = "32",
+    cost: Cost = None,
+    calibration: Calibrated = None,
     top_k_cap: TopKCap = None,
     spine: Spine = False,
     capacity: Annotated[
@@ -213,7 +239,9 @@ def evaluate(
     method: Annotated[
         Literal["ar", "dflash", "ddtree"], typer.Option(help="How to decode; the text is the same.")
     ] = "ddtree",
-    budget: Budget = 32,
+    budget: Budget = "32",
+    cost: Cost = None,
+    calibration: Calibrated = None,
     top_k_cap: TopKCap = None,
     spine: Spine = False,
     dtype: Dtype = "auto",

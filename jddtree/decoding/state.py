@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jddtree.config import DrafterConfig, TargetConfig
+from jddtree.decoding.budget import Economy, Pace
 from jddtree.decoding.sampling import Sampling
 from jddtree.decoding.tree import Shape
 
@@ -26,7 +27,8 @@ class Capacity:
 
     sequences: B. rows: C, tree rows of the verify pass, the root included. candidates: K, per slot. context: S, tokens
     a sequence may have, prompt included. rounds: R, most rounds of one dispatch. chunk: prompt tokens of one prefill
-    call.
+    call. widths: smaller row counts, rising, that the verify pass is compiled for as well; a round runs the smallest
+    that holds its trees.
     """
 
     sequences: int = 1
@@ -35,13 +37,14 @@ class Capacity:
     context: int = 2048
     rounds: int = 4
     chunk: int = 64
+    widths: tuple[int, ...] = ()
 
 
 class State(NamedTuple):
     """latents [layers, B, S, latent_size]; keys, values [drafter layers, B, S, key heads, head_dim] of the drafter's
     context (no layers without a drafter). Per sequence int32 [B]: root, the newest token, not in the caches yet;
     length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
-    above.
+    above. pace: what rounds of the whole batch have been giving, as in `budget`.
     """
 
     latents: jax.Array
@@ -51,16 +54,18 @@ class State(NamedTuple):
     length: jax.Array
     emitted: jax.Array
     finish: jax.Array
+    pace: Pace
 
 
 class Controls(NamedTuple):
-    """What a caller may change between dispatches without compiling: sampling and trees as in their modules; coupling
-    float32 [B] as in `couple`; max_tokens int32 [B]; stop_ids int32 [B, 16], unused ones -1.
+    """What a caller may change between dispatches without compiling: sampling, trees and economy as in their modules;
+    coupling float32 [B] as in `couple`; max_tokens int32 [B]; stop_ids int32 [B, 16], unused ones -1.
     """
 
     sampling: Sampling
     coupling: jax.Array
     trees: Shape
+    economy: Economy
     max_tokens: jax.Array
     stop_ids: jax.Array
 
@@ -89,8 +94,9 @@ def initial_state(
         keys=np.zeros(drafter_cache, dtype),
         values=np.zeros(drafter_cache, dtype),
         root=zeros, length=zeros.copy(), emitted=zeros.copy(), finish=np.full(batch, IDLE, np.int32),
+        pace=Pace(np.float32(0), np.float32(0), np.int32(0), np.int32(0)),
     )  # fmt: skip
-    return jax.device_put(host, shardings) if shardings else State(*(jax.device_put(array) for array in host))
+    return jax.device_put(host, shardings) if shardings else jax.tree.map(jax.device_put, host)
 
 
 def append_rows(cache: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:

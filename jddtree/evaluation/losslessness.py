@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jddtree.decoding.engine import METHODS, Engine
+from jddtree.decoding.engine import Engine
+from jddtree.decoding.requests import METHODS
 from jddtree.errors import UserError
 from jddtree.evaluation.asking import Settings, compiled, examples, fitting_program, job
 from jddtree.evaluation.likelihood import Scorer

@@ -13,11 +13,12 @@ import jax
 import numpy as np
 
 from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.rounds import Verified
 from jddtree.decoding.state import RUNNING, Controls, State
 from jddtree.decoding.tree import Tree
 from jddtree.errors import UserError
 from jddtree.evaluation import stages
-from jddtree.evaluation.stages import Settled, Verified
+from jddtree.evaluation.stages import Settled
 
 
 @dataclass(frozen=True)
