@@ -71,7 +71,8 @@ class Bench:
         if key not in self._engines:
             longest = max(requests, key=lambda request: len(request.prompt))
             context = len(longest.prompt) + self.max_tokens
-            capacity = default_capacity(self.model, longest, sequences=len(requests), context=context)
+            rows = _rows(self.model, longest)
+            capacity = default_capacity(self.model, longest, sequences=len(requests), context=context, rows=rows)
             self._engines[key] = compile_engine(self.model, capacity)
         return self._engines[key]
 
@@ -123,6 +124,12 @@ def interval(off: Counts, on: Counts) -> tuple[float, float]:
     ratios = (on_tokens / on_rounds) / (off_tokens / off_rounds)
     low, high = np.percentile(ratios, [2.5, 97.5])
     return float(low), float(high)
+
+
+def _rows(model: Model, request: Request) -> int:
+    """Just as many as the trees have: on a CPU every row costs"""
+    block = model.drafter.block_size if model.drafter else 1
+    return max(request.budget + 1, block)
 
 
 def _nodes(bench: Bench, method: str, budget: int) -> int:

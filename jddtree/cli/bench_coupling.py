@@ -10,7 +10,7 @@ from jddtree.cli.inputs import numbers, read_prompts
 from jddtree.cli.progress import Bars
 from jddtree.loading import load
 
-TAU_BUDGETS = (8, 32)
+TAU_BUDGETS = (8,)
 TAU_PRODUCTS = (0.6, 0.8, 1.0, 1.25, 1.6)
 TAU_FIRST_SEED = 100  # seeds of the sweep are not those of the gains
 
