@@ -161,6 +161,8 @@ def report(model: Model, request: Request, result: Result) -> dict[str, Any]:
         "emitted_per_round": statistics.emitted_per_round,
         "nodes_per_round": statistics.nodes_per_round,
         "acceptance_length": statistics.acceptance_length,
+        "auto": request.auto,
+        "economy": stats.economy_of(statistics),
         "timings": {
             "load_s": statistics.load_s,
             "compile_s": statistics.compile_s,

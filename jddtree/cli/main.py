@@ -200,6 +200,27 @@ def convert(
     run(target, draft, out, dry_run=dry_run, verify=verify, force=force, json_output=json_output, quiet=quiet)
 
 
+@app.command(help="Fit what the drafter's scores are worth to recorded rounds; --budget auto goes by it.")
+def calibrate(
+    output: Annotated[Path, typer.Option("--output", help="File to write, for --calibration.")],
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSON list of texts or id lists. Default: bundled ones.")] = None,
+    budget: Annotated[int, typer.Option(help="Nodes of the recorded trees.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 97,
+    temperatures: Annotated[str, typer.Option(help="Temperatures of sampled texts.")] = "1,0.6",
+    dtype: Dtype = "auto",
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """See the help of the command."""
+    settings = dict(locals())
+    from jddtree.cli.calibrate import run
+
+    run(**settings)
+
+
 @app.command(
     "eval",
     help="Score tasks, compare methods, check recorded outputs, measure perplexity. Run again, it resumes.",

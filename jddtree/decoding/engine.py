@@ -37,8 +37,8 @@ STATE_SPECS = State(
 
 class Dispatch(NamedTuple):
     """What one dispatch of rounds gave: tokens[b] is the list of ids that each round emitted for sequence b, nodes[b]
-    the nodes that each used, plans[b] the tokens expected of each and the seconds expected of the whole round;
-    finish[b] is None while the sequence runs, else "stop", "length" or "context".
+    the nodes that each used, plans[b] the tokens expected of each and the seconds expected of the whole round,
+    0 without a cost table; finish[b] is None while the sequence runs, else "stop", "length" or "context".
     """
 
     tokens: list[list[list[int]]]
@@ -176,12 +176,14 @@ class Engine:
         nodes: list[list[int]] = [[] for _ in range(batch)]
         plans: list[list[tuple[float, float]]] = [[] for _ in range(batch)]
         for row in table:
-            floats = np.ascontiguousarray(row[:, -2:]).view(np.float32).tolist()
+            floats = row[:, -2:].copy().view(np.float32)
+            if self.costs is UNKNOWN:
+                floats[:, 1] = 0.0
             for sequence, (*ids, emitted, used, _, _) in enumerate(row.tolist()):
                 if emitted:
                     tokens[sequence].append(ids[:emitted])
                     nodes[sequence].append(used)
-                    plans[sequence].append(tuple(floats[sequence]))
+                    plans[sequence].append((float(floats[sequence, 0]), float(floats[sequence, 1])))
         return Dispatch(tokens, nodes, plans, [FINISH_REASONS.get(int(code)) for code in finish])
 
     @staticmethod

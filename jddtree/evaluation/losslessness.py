@@ -99,7 +99,7 @@ def _answers(
     jobs = [replace(job, request=replace(job.request, method=method)) for job in jobs]
     program = fitting_program(model, jobs, settings)
     found: list[Answer] = []
-    for answer in answers(model, engine or compiled(model, program), jobs):
+    for answer in answers(model, engine or compiled(model, program, settings), jobs):
         if answer.error:
             raise UserError(f"prompt {answer.index}: {answer.error}")
         found.append(answer)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jddtree.benchmarks.results import record
 from jddtree.evaluation.samples import Row
 from jddtree.evaluation.task import Task
+from jddtree.stats import economy
 
 
 def score(rows: Sequence[Row]) -> dict[str, float]:
@@ -27,17 +28,22 @@ def score(rows: Sequence[Row]) -> dict[str, float]:
     return found
 
 
-def speculation(rows: Sequence[Row]) -> dict[str, float | int]:
-    """Rows, those with an error, tokens, rounds, and acceptance_length: tokens per round, bonus included."""
+def speculation(rows: Sequence[Row]) -> dict[str, float | int | None]:
+    """Rows, those with an error, tokens, rounds, acceptance_length (tokens per round, bonus included), kept_share, and
+    what `stats.economy` says; speeds are those of one sequence beside its neighbours.
+    """
     rounds = [count for row in rows for count in row["emitted_per_round"]]
-    drafted = sum(count for row in rows for count in row["nodes_per_round"])
+    nodes = [count for row in rows for count in row["nodes_per_round"]]
+    total = lambda name: [sum(row[name] for row in rows)]
+    found = economy(nodes, rounds, total("expected_tokens"), total("expected_seconds"), sum(total("decode_seconds")))
     return {
         "rows": len(rows),
         "errors": sum(row["finish_reason"] == "error" for row in rows),
         "tokens": sum(row["tokens"] for row in rows),
         "rounds": len(rounds),
         "acceptance_length": sum(rounds) / max(len(rounds), 1),
-        "kept_share": (sum(rounds) - len(rounds)) / max(drafted, 1),
+        "kept_share": (sum(rounds) - len(rounds)) / max(sum(nodes), 1),
+        **found,
     }
 
 
