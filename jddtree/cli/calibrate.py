@@ -8,7 +8,7 @@ from jddtree.benchmarks import results
 from jddtree.cli.inputs import numbers, read_prompts
 from jddtree.cli.progress import Bars
 from jddtree.decoding.calibration import FEATURES
-from jddtree.evaluation import calibrating
+from jddtree.evaluation import calibrating, economy_plots, plots
 from jddtree.evaluation.lines import StdlibLines
 from jddtree.loading import Model, load
 
@@ -27,9 +27,12 @@ def run(
     dtype: str,
     mesh: int | None,
     expert_layout: str,
+    plot: Path | None,
     quiet: bool,
 ) -> None:
     """Run `calibrate` with the options of `jddtree.cli.main.calibrate`."""
+    if plot is not None:
+        plots.check()
     heats = numbers(temperatures, "--temperatures", float)
     with Bars(quiet, "Loading ") as bar:
         model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
@@ -42,6 +45,8 @@ def run(
     made = {"features": FEATURES, "weights": weights, **results.record(rows)}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    if plot is not None:
+        economy_plots.draw_calibration(rows, plot)
     checks = [row for row in rows if row["table"] == "check" and "rounds" in row]
     print(results.table(checks, calibrating.COLUMNS))
 

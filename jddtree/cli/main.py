@@ -212,6 +212,7 @@ def calibrate(
     dtype: Dtype = "auto",
     mesh: Mesh = None,
     expert_layout: ExpertLayout = "tensor",
+    plot: Annotated[Path | None, typer.Option(help="Also draw a picture into this folder.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """See the help of the command."""
@@ -375,6 +376,36 @@ def bench_coupling(
     """See the help of the command."""
     settings = dict(locals())
     from jddtree.cli.bench_coupling import run
+
+    run(**settings)
+
+
+@bench.command("auto", help="Node counts chosen round by round against every fixed count, by cost curves.")
+def bench_auto(
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 24 held-out places in source files.")
+    ] = None,
+    cost: Annotated[
+        list[Path] | None, typer.Option(help="Cost curves, beside this machine's. Default: those of the package.")
+    ] = None,
+    calibration: Calibrated = None,
+    budgets: Annotated[
+        str, typer.Option(help="Fixed tree sizes; the largest is the most that auto may use.")
+    ] = "1,2,3,4,5,6,8,12,16,24,32,48,64",
+    temperatures: Annotated[str, typer.Option(help="Temperatures; 0 is greedy.")] = "0,1,0.6",
+    max_tokens: Annotated[int, typer.Option(help="Tokens per text.")] = 97,
+    batch: Annotated[int, typer.Option(help="Texts that fixed choices decode together; no result depends on it.")] = 12,
+    dtype: Dtype = "auto",
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
+    plot: Annotated[Path | None, typer.Option(help="Also draw pictures into this folder.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> None:
+    """See the help of the command."""
+    settings = dict(locals())
+    from jddtree.cli.bench_auto import run
 
     run(**settings)
 

@@ -7,6 +7,7 @@ fourth prompt is kept out of the fit, and the check is made on those.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 
 from jddtree.benchmarks.results import Row
@@ -90,7 +91,7 @@ def nodes_of(rounds: Sequence[Round]) -> tuple[np.ndarray, np.ndarray]:
     """Features float64 [nodes, 6] of all nodes and whether each was accepted, float64 [nodes]."""
     given, right = [], []
     for one in rounds:
-        made = features(one.scores[1:], one.depths[1:], ~one.on_spine[1:])
+        made = features(*map(jnp.asarray, (one.scores[1:], one.depths[1:], ~one.on_spine[1:])))
         given.append(np.asarray(made, np.float64))
         right.append(np.isin(np.arange(1, len(one.tokens)), one.path))
     return np.concatenate(given), np.concatenate(right).astype(np.float64)
