@@ -17,6 +17,7 @@ from jddtree.benchmarks.results import Row
 from jddtree.decoding.costs import CostTable, read_costs
 from jddtree.decoding.engine import Request
 from jddtree.decoding.generate import compile_engine, default_capacity, generate_batch
+from jddtree.decoding.measured_costs import context_bucket, measure
 from jddtree.evaluation.slots import Job, answers
 from jddtree.loading import Model
 
@@ -26,6 +27,7 @@ COLUMNS = {
     "same_text": "",
 }  # fmt: skip
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+MEASURED_SWEEPS = 10
 WIDTHS = (8, 16, 32)  # that the benches compile beside the largest tree: speed only
 
 
@@ -57,8 +59,16 @@ class Bench:
         widths = tuple(width for width in WIDTHS if width < rows)
         shapes = {"rows": rows, "widths": widths, "context": longest + max_tokens + 1}
         self.many = compile_engine(model, default_capacity(model, widest, sequences=batch, **shapes))
-        shapes["widths"] = (1, *widths)
-        self.single = compile_engine(model, default_capacity(model, widest, **shapes))
+        self.one_width = default_capacity(model, widest, **shapes | {"widths": ()})
+        self.single = compile_engine(model, default_capacity(model, widest, **shapes | {"widths": (1, *widths)}))
+
+    def measured(self) -> dict[str, CostTable]:
+        """The curves of this machine, one sequence: with the smaller widths of the verify pass, and without them."""
+        longest = max(self.prompts, key=len)
+        padded = compile_engine(self.model, self.one_width)
+        bucket = context_bucket(len(longest) + self.max_tokens // 2, padded.program.capacity.context)
+        engines = {"this machine": self.single, "this machine, one width": padded}
+        return {name: measure(engine, longest, bucket, MEASURED_SWEEPS) for name, engine in engines.items()}
 
     def fixed(self, budgets: Sequence[int], temperature: float) -> list[Fixed]:
         """Every fixed choice but plain decoding."""

@@ -7,11 +7,12 @@ import json
 import re
 from pathlib import Path
 
-from jddtree.benchmarks import generation, kernels_table, results
+from jddtree.benchmarks import auto_budget, coupling, generation, kernels_table, results
+from jddtree.evaluation import calibrating
 from pallas_kernels.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/kernels.md")
+PAGES = ("README.md", "docs/economics.md", "docs/kernels.md")
 KERNEL_COLUMNS = {
     "kernel": "",
     "tokens": "d",
@@ -23,10 +24,19 @@ KERNEL_COLUMNS = {
     "peer_us": ".1f",
 }
 MADE_BY = {
+    "docs/results/coupling-cpu.json": lambda rows: results.table(of_table(rows, "coupling"), coupling.COLUMNS),
+    "docs/results/coupling-cpu.json tau": lambda rows: results.table(of_table(rows, "tau"), coupling.TAU_COLUMNS),
+    "docs/results/auto-budget-cpu.json": lambda rows: results.table(of_table(rows, "auto"), auto_budget.COLUMNS),
+    "jddtree/assets/micro/calibration.json": lambda rows: results.table(of_table(rows, "check"), calibrating.COLUMNS),
     "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
     "docs/results/kernels-h200.json": kernels_table.summary,
     "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
 }
+
+
+def of_table(rows: list[results.Row], name: str) -> list[results.Row]:
+    """The rows of one table of a file that holds several."""
+    return [row for row in rows if row["table"] == name]
 
 
 def defaults(rows: list[results.Row]) -> list[results.Row]:

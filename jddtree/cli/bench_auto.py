@@ -11,13 +11,11 @@ from jddtree.cli.inputs import numbers, read_prompts
 from jddtree.cli.progress import Bars
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
-from jddtree.decoding.measured_costs import context_bucket, measure
 from jddtree.evaluation import economy_plots, plots
 from jddtree.evaluation.lines import StdlibLines
 from jddtree.loading import Model, load
 
-MEASURED = "this machine"
-PROMPTS = 24
+PROMPTS = 16
 
 
 def run(
@@ -47,8 +45,7 @@ def run(
     bench = auto_budget.Bench(model, ids, max_tokens, max(counts), min(batch, len(ids)))
     if calibration is not None:
         bench.single.calibration = read_calibration(calibration)
-    length = len(ids[0]) + max_tokens // 2
-    curves = {MEASURED: measure(bench.single, ids[0], context_bucket(length, length)), **curves}
+    curves = bench.measured() | curves
     rows: list[results.Row] = [{"table": "curve", "curve": name} | table.record() for name, table in curves.items()]
     for temperature in tqdm(heats, desc="Temperatures"):
         fixed = bench.fixed(counts, temperature)

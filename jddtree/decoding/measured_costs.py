@@ -31,10 +31,11 @@ def node_counts(engine: Engine) -> list[int]:
     return sorted(row - 1 for row in rows)
 
 
-def measure(engine: Engine, prompt: Sequence[int], bucket: int) -> CostTable:
+def measure(engine: Engine, prompt: Sequence[int], bucket: int, sweeps: int = SWEEPS) -> CostTable:
     """Time the engine at `bucket` committed tokens per sequence. Rounds of all its sequences together.
 
-    prompt: token ids to start from, shorter than the bucket.
+    prompt: token ids to start from; its end is left out where it is longer than the bucket. sweeps: how often to time
+    each row count.
     """
     capacity = engine.program.capacity
     most = capacity.context - (capacity.rounds + 1) * engine.program.block - 1
@@ -46,7 +47,7 @@ def measure(engine: Engine, prompt: Sequence[int], bucket: int) -> CostTable:
         jobs += [replace(plain, method="ddtree", budget=nodes) for nodes in node_counts(engine)]
         jobs.append(replace(plain, method="ddtree", budget=1, auto=True))  # drafts, and verifies the root alone
     seconds = np.full(len(jobs), np.inf)
-    for _ in range(SWEEPS + 1):  # the first warms up, and may only lower the least
+    for _ in range(sweeps + 1):  # the first warms up, and may only lower the least
         for place, job in enumerate(jobs):
             state, taken = _time(engine, state, job, length)
             seconds[place] = min(seconds[place], taken)

@@ -57,6 +57,7 @@ def by_budget(axes: "Axes", curve: str, rows: Sequence[Row]) -> None:
         (auto,) = (row for row in rows if row["table"] == "auto" and row["temperature"] == heat)
         axes.plot([auto["nodes_per_round"]], [auto["auto_tokens_per_s"] / plain], "*", color=colour, markersize=12)
     axes.set_xscale("symlog", linthresh=2)
+    axes.minorticks_off()
     axes.set(title=curve, xlabel="nodes (square: chain, star: auto)", ylabel="speed, plain decoding = 1")
     axes.set_xticks([0, 1, 2, 4, 8, 16, 32, 64], ["0", "1", "2", "4", "8", "16", "32", "64"])
 
