@@ -385,7 +385,7 @@ def bench_auto(
     target: Target = None,
     draft: Draft = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 24 held-out places in source files.")
+        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 12 held-out places in source files.")
     ] = None,
     cost: Annotated[
         list[Path] | None, typer.Option(help="Cost curves, beside this machine's. Default: those of the package.")
@@ -393,8 +393,8 @@ def bench_auto(
     calibration: Calibrated = None,
     budgets: Annotated[
         str, typer.Option(help="Fixed tree sizes; the largest is the most that auto may use.")
-    ] = "1,2,3,4,5,6,8,12,16,24,32,48,64",
-    temperatures: Annotated[str, typer.Option(help="Temperatures; 0 is greedy.")] = "0,1,0.6",
+    ] = "1,2,3,4,6,8,16,32,64",
+    temperatures: Annotated[str, typer.Option(help="Temperatures; 0 is greedy.")] = "0,1",
     max_tokens: Annotated[int, typer.Option(help="Tokens per text.")] = 97,
     batch: Annotated[int, typer.Option(help="Texts that fixed choices decode together; no result depends on it.")] = 12,
     dtype: Dtype = "auto",

@@ -36,16 +36,16 @@ class Request:
     max_tokens: int = 256
     method: str = "ddtree"
     budget: int = 32
-    auto: bool = False
     top_k_cap: int | None = None
     spine: bool = False
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
     sequence: int = 0
+    stop_ids: Sequence[int] = ()
+    auto: bool = False
     coupling: bool = True
     tau: float | None = None
-    stop_ids: Sequence[int] = ()
 
 
 def controls_of(

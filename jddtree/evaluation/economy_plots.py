@@ -71,6 +71,7 @@ def reliability(axes: "Axes", mode: str, rows: Sequence[Row]) -> None:
                   linewidth=1, label=kind)  # fmt: skip
     axes.set(title=mode, xlabel="chance", ylabel="share accepted", xscale="log", yscale="log",
              xlim=(LOWEST, 1.2), ylim=(LOWEST, 1.2))  # fmt: skip
+    axes.minorticks_off()
 
 
 def _figure(panels: int) -> tuple[Any, list["Axes"]]:
