@@ -176,6 +176,19 @@ def test_speed_by_a_table_is_tokens_over_costs() -> None:
     assert auto_budget.speed(table, 0, [(1, 1)]) == pytest.approx(10.0)
 
 
+def test_auto_is_compared_with_the_best_fixed_choice() -> None:
+    """Plain decoding is one of them; other texts are noticed."""
+    table = CostTable((Curve(0, (1, 9), (0.1, 0.5)),), 0.25, "")
+    found = {"auto_tokens_per_s": 12.0}
+    bench = SimpleNamespace(auto=lambda table, temperature: (dict(found), [[1, 2]]))
+    chain = auto_budget.Fixed("chain", 1, [(30, 10)], [[1, 2]])
+    auto, *fixed = auto_budget.rows_of(0.0, bench, [chain], {"made up": table})
+    assert (auto["best_fixed"], auto["best_tokens_per_s"]) == ("plain decoding", pytest.approx(10.0))
+    assert auto["auto_share"] == pytest.approx(1.2) and auto["same_text"]
+    assert [row["choice"] for row in fixed] == ["plain decoding", "chain"]
+    assert not auto_budget.rows_of(0.0, bench, [chain._replace(texts=[[1, 3]])], {"": table})[0]["same_text"]
+
+
 @pytest.mark.parametrize(
     ("budget", "capacity", "fields"),
     [("auto", None, (32, True)), ("auto", 17, (16, True)), (8, 40, (8, False)), (0, None, (0, False))],
