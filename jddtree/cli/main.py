@@ -127,7 +127,7 @@ def generate(
         Literal["ar", "dflash", "ddtree"],
         typer.Option(help="Plain decoding, the drafter's top-1 chain, or a best-first tree. The text is the same."),
     ] = "ddtree",
-    budget: Budget = "32",
+    budget: Budget = "auto",
     cost: Cost = None,
     calibration: Calibrated = None,
     top_k_cap: TopKCap = None,

@@ -98,7 +98,7 @@ def _save(figure: Any, path: Path) -> Path:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "jddtree"}):
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "jddtree", "font.sans-serif": ["DejaVu Sans"]}):
             figure.savefig(path, format="svg", metadata={"Date": None})
     except OSError as error:
         raise UserError(f"--plot {path.parent} cannot be written ({error.strerror}); check the path") from None
