@@ -103,7 +103,7 @@ def taus(
     products: Sequence[float],
     seeds: Sequence[int],
 ) -> Iterator[Row]:
-    """Tokens per round by tau. products: tau * T to try; 1 is the default."""
+    """Tokens per round by tau. products: tau * T to try."""
     for temperature in temperatures:
         for budget in budgets:
             for product in products:

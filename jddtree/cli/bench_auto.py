@@ -15,7 +15,7 @@ from jddtree.evaluation import economy_plots, plots
 from jddtree.evaluation.lines import StdlibLines
 from jddtree.loading import Model, load
 
-PROMPTS = 12
+PROMPTS = 24
 
 
 def run(

@@ -181,7 +181,8 @@ def _scores(found: Row, task: str) -> list[Row]:
     return [
         {
             "task": task, "metric": name or "none", "value": scores.get(f"{name},none", 0.0),
-            "stderr": scores.get(f"{name}_stderr,none", 0.0), "n": speculation["rows"], **speculation,
+            "stderr": scores.get(f"{name}_stderr,none", 0.0), "n": speculation["rows"],
+            **speculation, **found["economy"][task],
         }
         for name in names or [""]
     ]  # fmt: skip

@@ -79,7 +79,7 @@ Coupling = Annotated[
 ]
 Tau = Annotated[
     float | None,
-    typer.Option(help="How much the coupled drafter's scores are flattened. Default: 1 / temperature."),
+    typer.Option(help="How much the coupled drafter's scores are flattened. Default: 1 / temperature, at least 1."),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the sampling noise.")]
 MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")]
@@ -385,7 +385,7 @@ def bench_auto(
     target: Target = None,
     draft: Draft = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 12 held-out places in source files.")
+        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 24 held-out places in source files.")
     ] = None,
     cost: Annotated[
         list[Path] | None, typer.Option(help="Cost curves, beside this machine's. Default: those of the package.")
@@ -394,7 +394,7 @@ def bench_auto(
     budgets: Annotated[
         str, typer.Option(help="Fixed tree sizes; the largest is the most that auto may use.")
     ] = "1,2,3,4,6,8,16,32,64",
-    temperatures: Annotated[str, typer.Option(help="Temperatures; 0 is greedy.")] = "0,1",
+    temperatures: Annotated[str, typer.Option(help="Temperatures; 0 is greedy.")] = "0,1,0.6",
     max_tokens: Annotated[int, typer.Option(help="Tokens per text.")] = 97,
     batch: Annotated[int, typer.Option(help="Texts that fixed choices decode together; no result depends on it.")] = 12,
     dtype: Dtype = "auto",

@@ -15,11 +15,11 @@ from jddtree.parallel.vocabulary import Vocabulary
 
 
 def default_tau(temperature: float) -> float:
-    """1 / T, so that (d / T + g) / tau is d + T g; T above 0.
+    """1 / T up to T = 1, so that (d / T + g) / tau is d + T g, and 1 above; T above 0.
 
     As T falls the scores become those of a greedy draft. docs/results/coupling-cpu.json holds the sweep behind it.
     """
-    return 1 / temperature
+    return max(1 / temperature, 1.0)
 
 
 def couple(

@@ -1,7 +1,7 @@
 """results_<time>.json: scores, settings and origin of a run, under lm-eval's keys where they apply.
 
 lm-eval's: results (metric and its standard error, "name,none"), configs, versions, n-shot, n-samples, config,
-higher_is_better, git_hash, date, total_evaluation_time_seconds. Ours: speculation, jddtree_versions, card.
+higher_is_better, git_hash, date, total_evaluation_time_seconds. Ours: speculation, economy, jddtree_versions, card.
 """
 
 import math
@@ -28,23 +28,28 @@ def score(rows: Sequence[Row]) -> dict[str, float]:
     return found
 
 
-def speculation(rows: Sequence[Row]) -> dict[str, float | int | None]:
-    """Rows, those with an error, tokens, rounds, acceptance_length (tokens per round, bonus included), kept_share, and
-    what `stats.economy` says; speeds are those of one sequence beside its neighbours.
-    """
+def speculation(rows: Sequence[Row]) -> dict[str, float | int]:
+    """Rows, those with an error, tokens, rounds, and acceptance_length: tokens per round, bonus included."""
     rounds = [count for row in rows for count in row["emitted_per_round"]]
-    nodes = [count for row in rows for count in row["nodes_per_round"]]
-    total = lambda name: [sum(row[name] for row in rows)]
-    found = economy(nodes, rounds, total("expected_tokens"), total("expected_seconds"), sum(total("decode_seconds")))
+    drafted = sum(count for row in rows for count in row["nodes_per_round"])
     return {
         "rows": len(rows),
         "errors": sum(row["finish_reason"] == "error" for row in rows),
         "tokens": sum(row["tokens"] for row in rows),
         "rounds": len(rounds),
         "acceptance_length": sum(rounds) / max(len(rounds), 1),
-        "kept_share": (sum(rounds) - len(rounds)) / max(sum(nodes), 1),
-        **found,
+        "kept_share": (sum(rounds) - len(rounds)) / max(drafted, 1),
     }
+
+
+def economy_of(rows: Sequence[Row]) -> dict[str, float | None]:
+    """`stats.economy` of all rows; speeds are those of one sequence beside its neighbours."""
+    joined = lambda name: [count for row in rows for count in row[name]]
+    total = lambda name: [sum(row[name] for row in rows)]
+    return economy(
+        joined("nodes_per_round"), joined("emitted_per_round"), total("expected_tokens"), total("expected_seconds"),
+        sum(total("decode_seconds")),
+    )  # fmt: skip
 
 
 def results(
@@ -68,6 +73,7 @@ def results(
         "date": begun,
         "total_evaluation_time_seconds": str(time.time() - begun),
         "speculation": {name: speculation(rows[name]) for name in names},
+        "economy": {name: economy_of(rows[name]) for name in names},
         "command": origin["command"],
         "jddtree_versions": origin["versions"],
         "card": origin["card"],
