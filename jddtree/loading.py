@@ -24,6 +24,7 @@ from converters.pieces import Reader, check_values
 from converters.placement import device_bytes, load_arrays, require_memory
 from converters.store import Store, is_store
 from jddtree.config import DrafterConfig, TargetConfig, check_pair, drafter_config, target_config
+from jddtree.decoding.calibration import UNCALIBRATED, Calibration, read_calibration
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree, nest
 from jddtree.parallel.mesh import EXPERT_LAYOUTS, make_mesh
@@ -40,12 +41,13 @@ class Defaults:
     """How a model likes to be asked where the caller does not say.
 
     thinking: of the chat template. raw_prefix: ids put before a raw prompt. prompt: what to run when none is given,
-    raw.
+    raw. calibration: what the drafter's scores are worth.
     """
 
     thinking: bool = True
     raw_prefix: tuple[int, ...] = ()
     prompt: str | None = None
+    calibration: Calibration = UNCALIBRATED
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def load(
         tokenizer=tokenizer,
         chat=ChatTemplate.from_directory(target_folder),
         stop_ids=stop_ids(target_folder, tokenizer),
-        defaults=_bundled_defaults() if target is None else Defaults(),
+        defaults=_bundled_defaults(own_drafter=draft is None) if target is None else Defaults(),
         load_seconds=time.perf_counter() - begun,
         reports=tuple(reader.report(np.dtype(compute)) for reader in readers.values()),
     )
@@ -195,6 +197,8 @@ def _dtype(name: str) -> jnp.dtype:
     return jnp.dtype(DTYPES[name])
 
 
-def _bundled_defaults() -> Defaults:
-    values = json.loads((bundled("target").parent / "defaults.json").read_text(encoding="utf-8"))
-    return Defaults(values["thinking"], tuple(values["raw_prefix"]), values["prompt"])
+def _bundled_defaults(own_drafter: bool) -> Defaults:
+    folder = bundled("target").parent
+    values = json.loads((folder / "defaults.json").read_text(encoding="utf-8"))
+    calibration = read_calibration(folder / "calibration.json") if own_drafter else UNCALIBRATED
+    return Defaults(values["thinking"], tuple(values["raw_prefix"]), values["prompt"], calibration)

@@ -1,5 +1,7 @@
 """The three statistics lines that a generation ends with."""
 
+from collections.abc import Sequence
+
 from jddtree.config import DrafterConfig
 from jddtree.decoding.generate import Statistics
 
@@ -7,6 +9,37 @@ from jddtree.decoding.generate import Statistics
 def lines(method: str, statistics: Statistics) -> str:
     """Prompt, generation and speculation, a line each. The compile time is shown apart from the speeds."""
     return "\n".join([_prompt(statistics), _generation(statistics), _speculation(method, statistics)])
+
+
+def economy(
+    nodes: Sequence[int],
+    emitted: Sequence[int],
+    expected: Sequence[float],
+    expected_seconds: Sequence[float],
+    seconds: float,
+) -> dict[str, float | None]:
+    """What rounds used, promised and gave, each argument but the last with one value per round.
+
+    nodes; emitted, tokens; expected tokens; expected seconds by the cost table, 0 without one; seconds they took in
+    all. Rates are None where there is nothing to divide by.
+    """
+    rounds = max(len(emitted), 1)
+    planned = sum(expected_seconds)
+    return {
+        "nodes_per_round": sum(nodes) / rounds,
+        "tokens_per_round": sum(emitted) / rounds,
+        "expected_tokens_per_round": sum(expected) / rounds,
+        "tokens_per_s": sum(emitted) / seconds if seconds > 0 else None,
+        "expected_tokens_per_s": sum(expected) / planned if planned > 0 else None,
+    }
+
+
+def economy_of(statistics: Statistics) -> dict[str, float | None]:
+    """`economy` of one generation."""
+    return economy(
+        statistics.nodes_per_round, statistics.emitted_per_round, statistics.expected_tokens,
+        statistics.expected_seconds, statistics.decode_s,
+    )  # fmt: skip
 
 
 def nodes_of(method: str, drafter: DrafterConfig | None) -> int:
@@ -28,11 +61,14 @@ def _generation(statistics: Statistics) -> str:
 
 
 def _speculation(method: str, statistics: Statistics) -> str:
-    rounds = len(statistics.emitted_per_round)
+    rounds, found = len(statistics.emitted_per_round), economy_of(statistics)
     length = f"{rounds} rounds, {statistics.acceptance_length:.2f} tokens per round (bonus included)"
     if method == "ar":
         return f"Speculation: none (ar), {length}"
     counts = " ".join(f"{emitted}:{count}" for emitted, count in statistics.histogram().items())
     drafted = sum(statistics.nodes_per_round)
     kept = f"{100 * statistics.kept_share:.1f}% of {drafted} drafted nodes kept"
-    return f"Speculation: {method}, {length}, {kept}, rounds by tokens {counts}"
+    plan = f"{found['nodes_per_round']:.1f} nodes per round, {found['expected_tokens_per_round']:.2f} tokens expected"
+    if (speed := found["expected_tokens_per_s"]) is not None:
+        plan += f" at {speed:.1f} tokens/s"
+    return f"Speculation: {method}, {length}, {plan}, {kept}, rounds by tokens {counts}"

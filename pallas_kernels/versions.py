@@ -72,13 +72,13 @@ def quiet_triton() -> Iterator[None]:
         yield
 
 
-def compiler_options() -> dict[str, int | str]:
+def compiler_options() -> dict[str, str | bool]:
     """Options for `jax.stages.Lowered.compile`."""
     if jax.default_backend() == "gpu":
         # Kernels of a CUDA graph that do not wait for one another overlap: 3 to 6 % of a step.
         return {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
     # On a CPU LLVM's higher levels compile a third longer and run no faster.
-    return {"xla_backend_optimization_level": 1}
+    return {"xla_backend_optimization_level": "1"}
 
 
 def mosaic_supported() -> bool:

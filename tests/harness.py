@@ -18,6 +18,7 @@ from jddtree.config import DrafterConfig, TargetConfig, drafter_config, target_c
 from jddtree.decoding import rounds
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.rounds import Program
+from jddtree.decoding.sampling import Sampling
 from jddtree.decoding.state import Capacity, State
 from jddtree.models.parameters import Tree, nest
 from jddtree.models.target import Rows, Target
@@ -109,8 +110,11 @@ def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tup
     vocabulary = Vocabulary(logits.shape[-1])
     target = SimpleNamespace(embed=lambda ids: ids, head=lambda _: logits, vocabulary=vocabulary)
     models = SimpleNamespace(program=program, target=target)
-    state = SimpleNamespace(root=jnp.zeros(batch, jnp.int32), length=None, keys=None, values=None)
-    return rounds.draft(models, drafter, state)
+    empty = jnp.zeros(batch, jnp.int32)
+    state = SimpleNamespace(root=empty, length=empty, keys=None, values=None)
+    off = Sampling(jnp.zeros(batch), jnp.ones(batch), *[jnp.zeros(batch, jnp.uint32)] * 2)
+    greedy = SimpleNamespace(sampling=off, coupling=jnp.zeros(batch))
+    return rounds.draft(models, drafter, state, greedy)
 
 
 @contextmanager

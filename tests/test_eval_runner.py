@@ -26,7 +26,7 @@ from jddtree.evaluation.slots import Job, answers
 from jddtree.evaluation.summary import score
 from jddtree.evaluation.task import Example
 
-TIMES = ("date", "total_evaluation_time_seconds", "command")
+TIMES = ("date", "total_evaluation_time_seconds", "command", "economy", "seconds", "decode_seconds")
 
 
 def jobs(**request) -> list[Job]:
@@ -46,7 +46,7 @@ def files(folder):
     (results,), (samples,) = folder.glob("results_*.json"), folder.glob("samples_*.jsonl")
     found = json.loads(results.read_text())
     header = json.loads(samples.read_text().split("\n")[0])
-    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(samples)]
+    rows = [{key: value for key, value in row.items() if key not in TIMES} for row in read_rows(samples)]
     return {key: value for key, value in found.items() if key not in TIMES}, header, rows
 
 
@@ -292,6 +292,7 @@ OPTIONS = {
     "tasks": None, "limit": None, "max_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 0, "batch": 3,
     "allow_code": False, "compare": None, "golden": None, "perplexity": None, "thinking": None, "target": None,
     "draft": None, "check": False, "method": "ddtree", "budget": 8, "top_k_cap": None, "spine": False,
+    "coupling": True, "tau": None, "cost": None, "calibration": None,
     "dtype": "float32", "max_context": CONTEXT, "mesh": None, "expert_layout": "tensor", "kernels": "auto",
     "compile_cache": True, "json_output": True, "quiet": False,
 }  # fmt: skip

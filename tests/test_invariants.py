@@ -15,6 +15,7 @@ import jddtree.decoding.sampling as sampling_module
 import jddtree.models.mla as mla_module
 from jddtree.decoding import rounds
 from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.requests import controls_of
 from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import RUNNING, Capacity, State, initial_state
 from jddtree.decoding.tree import Shape, build, lattice
@@ -106,14 +107,14 @@ def traced(pair, block: int, fields: dict[str, int]) -> jax.Array:
     """The shape of what a dispatch returns, from tracing alone."""
     program = Program(pair.target, replace(pair.drafter, block_size=block), Capacity(**fields))
     state = jax.eval_shape(lambda: initial_state(program.target, program.drafter, program.capacity, jnp.float32))
-    controls = Engine.controls([None] * program.capacity.sequences)
+    controls = controls_of(program, [None] * program.capacity.sequences)
     return jax.eval_shape(partial(rounds.run_rounds, program), pair.weights, state, controls)[1]
 
 
 def check_separate_constants(pair) -> None:
     for block, rows, candidates in ((8, 33, 8), (8, 8, 7), (2, 33, 32), (16, 33, 8), (16, 65, 64), (5, 40, 3)):
         fields = {"sequences": 2, "rows": rows, "candidates": candidates, "context": 64, "rounds": 3}
-        assert traced(pair, block, fields).shape == (3 * 2 * (block + 2) + 3 * 2,)
+        assert traced(pair, block, fields).shape == (3 * 2 * (block + 4) + 3 * 2,)
 
 
 def test_invariant_2_block_rows_and_tree_rows_are_separate_constants(pair) -> None:
@@ -203,13 +204,13 @@ def test_invariant_4_a_token_depends_on_prompt_seed_and_position_alone(small, en
 
 
 def test_invariant_4_breaks_when_noise_belongs_to_tree_rows(small, cases, monkeypatch) -> None:
-    noise = sampling_module._noise
+    noise = sampling_module.noise
 
     def by_row(positions, sampling, vocabulary):
         rows = jnp.broadcast_to(jnp.arange(positions.shape[1], dtype=jnp.int32)[None], positions.shape)
         return noise(rows, sampling, vocabulary)
 
-    monkeypatch.setattr(sampling_module, "_noise", by_row)
+    monkeypatch.setattr(sampling_module, "noise", by_row)
     broken = rebuilt(small)
     check_same_tokens(broken, small, cases)
     with pytest.raises(AssertionError):
@@ -242,8 +243,9 @@ def poisoned(state: State) -> State:
         cache[:, tail] = np.nan
         return jax.device_put(cache)
 
-    rest = {name: jax.device_put(np.array(getattr(state, name))) for name in ("root", "length", "emitted", "finish")}
-    return State(fill(state.latents), fill(state.keys), fill(state.values), **rest)
+    caches = ("latents", "keys", "values")
+    rest = jax.tree.map(lambda array: jax.device_put(np.array(array)), state._replace(**dict.fromkeys(caches)))
+    return rest._replace(**{name: fill(getattr(state, name)) for name in caches})
 
 
 def check_nan_changes_nothing(engine: Engine, cases) -> None:

@@ -1,6 +1,7 @@
 """The same model on 1, 2, 4 and 8 forced CPU devices, in both expert layouts: logits, golden traces, sampling."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file
 from converters.dflash import load_drafter
 from converters.kimi import load_target
 from jddtree.config import drafter_config, target_config
+from jddtree.decoding.costs import CostTable, Curve
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import Capacity
@@ -81,12 +83,15 @@ def test_golden_traces_hold_on_every_mesh(engine, method, budget, name):
 
 
 def test_sampling_is_the_same_on_every_mesh(engine, pair):
-    """Position-keyed noise is made per id, so a rank's slice of it is the same numbers."""
+    """Position-keyed noise is made per id, so a rank's slice of it is the same numbers, in the draft too."""
     capacity = Capacity(rows=33, candidates=32, context=512, rounds=8)
     arrays = jax.device_put({"target": nest(pair[2]), "drafter": nest(pair[3])})
     alone = Engine(Program(pair[0], pair[1], capacity), arrays, jnp.dtype("float32"))
     request = Request([1024, 542, 283], 40, "ddtree", 16, temperature=0.8, top_p=0.9, seed=3)
-    assert decode(engine, request)[0] == decode(alone, request)[0]
+    assert decode(engine, request) == decode(alone, request)
+    engine.costs = alone.costs = CostTable((Curve(0, (1, 33), (1.0, 5.0)),), 0.1, "made up")
+    chosen = decode(engine, replace(request, auto=True))
+    assert chosen == decode(alone, replace(request, auto=True)) and chosen[0] == decode(alone, request)[0]
 
 
 def test_mesh_without_a_drafter(pair):

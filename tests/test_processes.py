@@ -34,9 +34,11 @@ def run_both(*arguments, second=()):
     return [(process.returncode, *output) for process, output in zip(running, outputs, strict=True)]
 
 
-@pytest.mark.parametrize("layout", ["tensor", "expert"])
-def test_two_processes_give_one_answer(layout):
-    first, second = run_both("-p", "def is_empty(self):", "--budget", "8", "--expert-layout", layout)
+@pytest.mark.parametrize("layout, budget", [("tensor", "8"), ("expert", "auto")])
+def test_two_processes_give_one_answer(layout, budget):
+    """With node counts by measured costs too: both processes go by the first one's times."""
+    options = ["--budget", budget, "--capacity", "16", "--expert-layout", layout]
+    first, second = run_both("-p", "def is_empty(self):", *options)
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert json.loads(first[1])["text"] == "def is_empty(self):\n    return not self.is_empty()"
     assert second[1] == ""

@@ -12,8 +12,9 @@ from harness import REFERENCE_EPS, TEXT_WIDTH, close, draft_of, empty_cache, loa
 
 from jddtree.config import Rope, target_config
 from jddtree.decoding import rounds
+from jddtree.decoding.requests import controls_of
 from jddtree.decoding.sampling import Sampling, choose
-from jddtree.decoding.state import RUNNING, Controls, initial_state
+from jddtree.decoding.state import RUNNING, initial_state
 from jddtree.decoding.tree import Shape, build
 from jddtree.decoding.walk import walk
 from jddtree.models.layers import rms_norm
@@ -213,7 +214,7 @@ def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
     state = initial_state(program.target, program.drafter, program.capacity, jnp.float32)
     ones, most = jnp.ones(1, jnp.int32), jnp.full(1, 1000, jnp.int32)
     sampling = Sampling(jnp.zeros(1), jnp.ones(1), jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.uint32))
-    controls = Controls(sampling, Shape(budget, most, jnp.zeros(1, bool)), most, jnp.full((1, 16), -1, jnp.int32))
+    controls = controls_of(program, [None])._replace(trees=Shape(budget, most, jnp.zeros(1, bool)), max_tokens=most)
     state, _ = rounds.prefill(program, weights, state, controls, rounds.Chunk(tokens, counts, ones == 0))
     state = state._replace(root=root, finish=ones * RUNNING)
     log_probs, ids = draft_of(draft_logits[None], program.capacity.candidates)

@@ -7,11 +7,12 @@ import json
 import re
 from pathlib import Path
 
-from jddtree.benchmarks import generation, kernels_table, results, step_table
+from jddtree.benchmarks import auto_budget, coupling, generation, kernels_table, results, step_table
+from jddtree.evaluation import calibrating
 from pallas_kernels.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/kernels.md")
+PAGES = ("README.md", "docs/economics.md", "docs/kernels.md", "docs/performance.md")
 KERNEL_COLUMNS = {
     "kernel": "",
     "tokens": "d",
@@ -23,15 +24,24 @@ KERNEL_COLUMNS = {
     "peer_us": ".1f",
 }
 MADE_BY = {
+    "docs/results/coupling-cpu.json": lambda rows: results.table(of_table(rows, "coupling"), coupling.COLUMNS),
+    "docs/results/coupling-cpu.json tau": lambda rows: results.table(of_table(rows, "tau"), coupling.TAU_COLUMNS),
+    "docs/results/auto-budget-cpu.json": lambda rows: results.table(of_table(rows, "auto"), auto_budget.COLUMNS),
+    "jddtree/assets/micro/calibration.json": lambda rows: results.table(of_table(rows, "check"), calibrating.COLUMNS),
     "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
     "docs/results/kernels-h200.json": kernels_table.summary,
     "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
     "docs/results/step-h200.json": step_table.stages,
     "docs/results/step-h200.json roofline": step_table.roofline,
-    "docs/results/step-h200.json one pass": lambda rows: step_table.parts(rows, 33, 4096),
+    "docs/results/step-h200.json one pass": lambda rows: step_table.parts(rows, 33, 32768),
     "docs/results/step-h200.json one pass, long context": lambda rows: step_table.parts(rows, 33, 131072),
     "docs/results/step-h200.json eight cards": lambda rows: step_table.eight_cards(rows, ROOT),
 }
+
+
+def of_table(rows: list[results.Row], name: str) -> list[results.Row]:
+    """The rows of one table of a file that holds several."""
+    return [row for row in rows if row["table"] == name]
 
 
 def defaults(rows: list[results.Row]) -> list[results.Row]:

@@ -40,7 +40,7 @@ class Dispatches:
 
     def __call__(self) -> list[list[list[int]]]:
         """RuntimeError when rounds are missing."""
-        state, dispatch = self.engine.run(self._before(), programs.controls(self.tokens))
+        state, dispatch = self.engine.run(self._before(), programs.controls(self.engine.program, self.tokens))
         self._after(state)
         if len(dispatch.tokens[0]) != programs.ROUNDS:
             raise RuntimeError(f"{len(dispatch.tokens[0])} of {programs.ROUNDS} rounds ran")
@@ -48,7 +48,7 @@ class Dispatches:
 
     def enqueue(self) -> jax.Array:
         """Start a dispatch without waiting for its result, so that the device goes from one to the next."""
-        compiled, controls = self.engine.programs["rounds"], programs.controls(self.tokens)
+        compiled, controls = self.engine.programs["rounds"], programs.controls(self.engine.program, self.tokens)
         state, packed = compiled(self.engine.weights, self._before(), controls)
         self._after(state)
         return packed
@@ -95,13 +95,13 @@ class Bench:
         """
         shapes, compiled = self.shapes(tokens), self.ready(stage, tokens).call
         weights = self.rank_weights(tokens, routing)
-        limits = jax.device_put(programs.controls(tokens))
+        limits = jax.device_put(programs.controls(shapes.program, tokens))
         length = context - shapes.rows
         state = partial(self.state, tokens, length)
         if stage == "verify":
             return partial(compiled, weights, state(), limits, self.tree(tokens))
         if stage == "draft":
-            return partial(compiled, weights, state())
+            return partial(compiled, weights, state(), limits)
         if stage == "build":
             return partial(compiled, weights, state(), limits, self._drafted(tokens))
         if stage == "walk":
@@ -145,14 +145,14 @@ class Bench:
         self._require_caches()
         caches = self.caches
         if tokens == 1:
-            none = np.zeros((0, 1, self.settings.capacity, 1, 1), self.settings.dtype)  # as `initial_state` has them
+            none = np.zeros((1, 1, 1, 1, 1), self.settings.dtype)  # as `initial_state` has them
             caches = caches | dict(zip(("keys", "values"), jax.device_put((none, none.copy())), strict=True))
         return programs.running(caches, length)
 
     def keep(self, state: State) -> jax.Array:
         """Take the caches of a state back."""
         self.caches["latents"] = state.latents
-        if state.keys.shape[0]:
+        if state.keys.shape == self.caches["keys"].shape:
             self.caches |= {"keys": state.keys, "values": state.values}
         return state.length
 
@@ -184,7 +184,7 @@ class Bench:
 
     def _settled(self, tokens: int, weights: Weights) -> tuple[Any, jax.Array, jax.Array]:
         """What commit takes from verify and walk"""
-        tree, limits = self.tree(tokens), programs.controls(tokens)
+        tree, limits = self.tree(tokens), programs.controls(self.shapes(tokens).program, tokens)
         verified = self.ready("verify", tokens).call(weights, self.state(tokens, 0), limits, tree)
         return verified, *self.ready("walk", tokens).call(tree, verified.choices)
 

@@ -16,7 +16,9 @@ import numpy as np
 from jddtree.benchmarks.step_presets import Models
 from jddtree.benchmarks.step_routing import ForcedTarget
 from jddtree.decoding import rounds
-from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.budget import Pace
+from jddtree.decoding.engine import Engine
+from jddtree.decoding.requests import Request, controls_of
 from jddtree.decoding.rounds import Chunk, Program
 from jddtree.decoding.state import RUNNING, Capacity, Controls, State
 from jddtree.decoding.tree import Tree, ancestor_words
@@ -75,9 +77,9 @@ def request(tokens: int, drafts: bool) -> Request:
     return Request([0], UNLIMITED, "ddtree" if drafts else "ar", tokens - 1)
 
 
-def controls(tokens: int) -> Controls:
+def controls(program: Program, tokens: int) -> Controls:
     """The controls of `request`, host arrays."""
-    return Engine.controls([request(tokens, tokens > 1)])
+    return controls_of(program, [request(tokens, tokens > 1)])
 
 
 def random_tree(tokens: int, rows: int, depth: int, vocab: int, seed: int) -> Tree:
@@ -102,7 +104,8 @@ def full_chunk(tokens: int) -> Chunk:
 def running(caches: Mapping[str, jax.Array], length: int) -> State:
     """A state of one sequence that has `length` committed tokens and runs; caches: latents, keys and values."""
     number = lambda value: jax.device_put(np.array([value], np.int32))
-    return State(**caches, root=number(0), length=number(length), emitted=number(0), finish=number(RUNNING))
+    pace = Pace(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(0))
+    return State(**caches, root=number(0), length=number(length), emitted=number(0), finish=number(RUNNING), pace=pace)
 
 
 def functions(program: Program) -> dict[str, Callable[..., Any]]:
@@ -113,8 +116,8 @@ def functions(program: Program) -> dict[str, Callable[..., Any]]:
     def verify(weights: Weights, state: State, controls: Controls, tree: Tree) -> Verified:
         return stages.verify(program, weights, state, controls, tree)[1]
 
-    def draft(weights: Weights, state: State) -> stages.Drafted:
-        return stages.draft(program, weights, state)[1]
+    def draft(weights: Weights, state: State, controls: Controls) -> stages.Drafted:
+        return stages.draft(program, weights, state, controls)[1]
 
     def build(weights: Weights, state: State, controls: Controls, drafted: stages.Drafted) -> Tree:
         return stages.build_trees(program, weights, state, controls, drafted)[1]
@@ -136,19 +139,22 @@ def functions(program: Program) -> dict[str, Callable[..., Any]]:
 
 
 def _as_long_as(before: State, after: State) -> State:
-    return after._replace(root=before.root, length=before.length, emitted=before.emitted, finish=before.finish)
+    kept = {name: getattr(before, name) for name in ("root", "length", "emitted", "finish", "pace")}
+    return after._replace(**kept)
 
 
 def compile_stage(shapes: Shapes, name: str, weights: Weights, state: State) -> Compiled:
     """Compile a stage for these shapes; state: one of theirs. commit and prefill take their state over."""
     made = functions(shapes.program)
-    limits = controls(shapes.tokens)
+    limits = controls(shapes.program, shapes.tokens)
     arguments: Sequence[Any] = weights, state
     if name == "build":
-        arguments = *arguments, limits, jax.eval_shape(made["draft"], weights, state)
+        arguments = *arguments, limits, jax.eval_shape(made["draft"], weights, state, limits)
     elif name == "prefill":
         arguments = *arguments, limits, full_chunk(shapes.tokens)
-    elif name != "draft":
+    elif name == "draft":
+        arguments = *arguments, limits
+    else:
         tree = random_tree(shapes.tokens, shapes.rows, shapes.program.block - 1, 2, 0)
         arguments = *arguments, limits, tree
         if name != "verify":

@@ -7,9 +7,8 @@ from tqdm import tqdm
 
 from jddtree.benchmarks import generation, results
 from jddtree.cli.generate import use_compile_cache
-from jddtree.cli.inputs import read_prompts
+from jddtree.cli.inputs import numbers, read_prompts
 from jddtree.cli.progress import Bars
-from jddtree.errors import UserError
 from jddtree.loading import load
 
 
@@ -26,7 +25,7 @@ def run_generate(
 ) -> None:
     """Run `bench generate` with the options of `jddtree.cli.main.bench_generate`; compiled programs are not cached."""
     use_compile_cache(False)
-    counts = _budgets(budgets)
+    counts = numbers(budgets, "--budgets", int)
     with Bars(False, "Loading ") as bar:
         model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
     ids = read_prompts(model, prompts)
@@ -38,10 +37,3 @@ def run_generate(
     if output is not None:
         results.write(output, rows)
     print(json.dumps(results.record(rows)))
-
-
-def _budgets(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--budgets is {text!r}, but must be numbers with commas, like 8,16,32") from None

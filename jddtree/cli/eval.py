@@ -11,9 +11,12 @@ from typing import Any
 from tqdm import tqdm
 
 from jddtree.benchmarks.results import table
-from jddtree.cli.generate import use_compile_cache
+from jddtree.cli.costs import cost_table
+from jddtree.cli.generate import budget_fields, use_compile_cache
 from jddtree.cli.inputs import read_text
 from jddtree.cli.progress import Bars
+from jddtree.decoding.calibration import read_calibration
+from jddtree.decoding.engine import Engine
 from jddtree.errors import UserError
 from jddtree.evaluation import losslessness, runner
 from jddtree.evaluation.asking import Settings
@@ -46,6 +49,9 @@ def run(
     max_context: int | None,
     kernels: str,
     compile_cache: bool,
+    budget: int | str,
+    cost: Path | None,
+    calibration: Path | None,
     mesh: int | None,
     expert_layout: str,
     json_output: bool,
@@ -65,6 +71,8 @@ def run(
     asked = _tasks(tasks, allow_code) if tasks is not None else []
     text = read_text(perplexity, "--perplexity") if perplexity is not None else None
     recorded = read_golden(golden) if golden is not None else []
+    request |= budget_fields(budget, None)
+    known = None if calibration is None else read_calibration(calibration)
     use_compile_cache(compile_cache)
     wants_drafter = draft is not None or any(method != "ar" for method in methods or [request["method"]])
     with Bars(quiet, "Loading ") as bar:
@@ -72,12 +80,20 @@ def run(
             target, draft, dtype=dtype, with_drafter=wants_drafter and tasks is not None, mesh=mesh,
             expert_layout=expert_layout, check=check, progress=bar.update,
         )  # fmt: skip
+
+    def tune(engine: Engine) -> None:
+        if known is not None:
+            engine.calibration = known
+        if request["auto"] or cost is not None:
+            engine.costs = cost_table(engine, model.defaults.raw_prefix or (0,), max_tokens, cost, compile_cache)
+
     settings = Settings(
         request, max_tokens, thinking, limit, batch, max_context, None if kernels == "auto" else kernels,
         {
             "target": str(target or "bundled"), "draft": str(draft) if draft else None, "dtype": str(model.dtype),
             "mesh": model.mesh.size if model.mesh else 1, "expert_layout": expert_layout, "kernels": kernels,
         },
+        tune,
     )  # fmt: skip
     report: Row = {}
     with Counter(quiet) as counter:
@@ -142,7 +158,11 @@ def _run_tasks(model: Model, tasks: list[Task], settings: Settings, output: Path
     counter.close()
     rows = [row for task in tasks for row in _scores(found, task.name)]
     columns = {"task": "", "metric": "", "value": ".4f", "stderr": ".4f", "n": "d", "errors": "d", "tokens": "d"}
-    print(table(rows, columns | {"acceptance_length": ".2f"}))
+    print(
+        table(
+            rows, columns | {"nodes_per_round": ".1f", "expected_tokens_per_round": ".2f", "acceptance_length": ".2f"}
+        )
+    )
     print(f"\nresults: {path}")
     return found
 
@@ -161,7 +181,8 @@ def _scores(found: Row, task: str) -> list[Row]:
     return [
         {
             "task": task, "metric": name or "none", "value": scores.get(f"{name},none", 0.0),
-            "stderr": scores.get(f"{name}_stderr,none", 0.0), "n": speculation["rows"], **speculation,
+            "stderr": scores.get(f"{name}_stderr,none", 0.0), "n": speculation["rows"],
+            **speculation, **found["economy"][task],
         }
         for name in names or [""]
     ]  # fmt: skip

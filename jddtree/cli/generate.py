@@ -13,13 +13,17 @@ import jax
 import jddtree
 from jddtree import stats
 from jddtree.api import prepare
+from jddtree.cli.costs import cache_folder, cost_table
 from jddtree.cli.inputs import read_prompt
 from jddtree.cli.progress import Bars
+from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.generate import Piece, Result, stream
 from jddtree.errors import UserError
 from jddtree.loading import Model, load
 from jddtree.parallel.processes import finish, is_first, start
+
+AUTO_BUDGET = 32  # most nodes of --budget auto where --capacity does not say
 
 
 def run(
@@ -40,6 +44,9 @@ def run(
     capacity: int | None,
     max_context: int | None,
     prefill_chunk: int | None,
+    budget: int | str,
+    cost: Path | None,
+    calibration: Path | None,
     rounds_per_dispatch: int | None,
     kernels: str,
     compile_cache: bool,
@@ -58,6 +65,8 @@ def run(
     """
     start(coordinator, processes, process_id)
     use_compile_cache(compile_cache)
+    request |= budget_fields(budget, capacity)
+    known = None if calibration is None else read_calibration(calibration)
     given = read_prompt(prompt, prompt_file, prompt_ids, messages)
     shapes = {"rows": capacity, "context": max_context, "chunk": prefill_chunk, "rounds": rounds_per_dispatch}
     first = is_first()
@@ -80,6 +89,10 @@ def run(
         model, given, raw=raw, system_prompt=system_prompt, thinking=thinking, ignore_eos=ignore_eos,
         kernels=None if kernels == "auto" else kernels, capacity=shapes, **request,
     )  # fmt: skip
+    if known is not None:
+        engine.calibration = known
+    if made.auto and made.method == "ddtree" or cost is not None:
+        engine.costs = cost_table(engine, made.prompt, len(made.prompt) + made.max_tokens // 2, cost, compile_cache)
     result, interrupted = write(model, engine, made, stop or [], echo=first and not json_output)
     if first and json_output:
         print(json.dumps(report(model, made, result), ensure_ascii=False))
@@ -88,6 +101,13 @@ def run(
     if interrupted:
         raise KeyboardInterrupt
     finish()
+
+
+def budget_fields(budget: int | str, capacity: int | None) -> dict[str, Any]:
+    """The fields of a `Request` for --budget: a number, or "auto" for as many nodes as pay and fit."""
+    if budget == "auto":
+        return {"budget": AUTO_BUDGET if capacity is None else max(capacity - 1, 0), "auto": True}
+    return {"budget": int(budget), "auto": False}
 
 
 def default_prompt(model: Model) -> str:
@@ -141,6 +161,8 @@ def report(model: Model, request: Request, result: Result) -> dict[str, Any]:
         "emitted_per_round": statistics.emitted_per_round,
         "nodes_per_round": statistics.nodes_per_round,
         "acceptance_length": statistics.acceptance_length,
+        "auto": request.auto,
+        "economy": stats.economy_of(statistics),
         "timings": {
             "load_s": statistics.load_s,
             "compile_s": statistics.compile_s,
@@ -175,7 +197,6 @@ def use_compile_cache(wanted: bool) -> None:
         jax.config.update("jax_enable_compilation_cache", False)
         return
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "jddtree", "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -2,12 +2,15 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jddtree.api import Prompt, prompt_ids
 from jddtree.errors import UserError
 from jddtree.loading import Model, bundled
+
+Number = TypeVar("Number", int, float)
 
 
 def read_prompt(
@@ -67,3 +70,11 @@ def read_prompts(model: Model, path: Path | None) -> list[list[int]]:
     if not isinstance(given, list) or not given:
         raise UserError(f"--prompts {path} must hold a JSON list of texts or of lists of token ids")
     return [prompt_ids(model, prompt) for prompt in given]
+
+
+def numbers(text: str, flag: str, kind: Callable[[str], Number]) -> list[Number]:
+    """The numbers of a comma list. Raises UserError for anything else."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} is {text!r}, but must be numbers with commas, like 8,16,32") from None

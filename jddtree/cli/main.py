@@ -44,11 +44,43 @@ Thinking = Annotated[
     typer.Option("--thinking/--no-thinking", help="Let the model think first. Default: the model's own."),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Compare a store's files with their checksums before loading.")]
-Budget = Annotated[int, typer.Option(help="Nodes of a tree, the root not counted.")]
+
+
+def _budget(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number of nodes nor auto") from None
+
+
+Budget = Annotated[
+    str,
+    typer.Option(
+        parser=_budget, metavar="N|auto", help="Nodes of a tree, the root not counted; auto: as many as pay, by --cost."
+    ),
+]
+Cost = Annotated[
+    Path | None,
+    typer.Option(help="Cost curve for --budget auto (docs/economics.md). Default: measured once and cached."),
+]
+Calibrated = Annotated[
+    Path | None, typer.Option("--calibration", help="What the drafter's scores are worth, from calibrate.")
+]
+
 TopKCap = Annotated[int | None, typer.Option(help="Most candidates per draft slot. Default: as many as nodes.")]
 Spine = Annotated[bool, typer.Option("--spine", help="Put the top-1 chain into every tree first.")]
 Temperature = Annotated[float, typer.Option("--temperature", "--temp", help="0 takes the most probable token.")]
 TopP = Annotated[float, typer.Option(help="Sample from the most probable tokens that reach this sum.")]
+Coupling = Annotated[
+    bool,
+    typer.Option("--coupling/--no-coupling", help="Above temperature 0, draft with the target's own sampling noise."),
+]
+Tau = Annotated[
+    float | None,
+    typer.Option(help="How much the coupled drafter's scores are flattened. Default: 1 / temperature, at least 1."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the sampling noise.")]
 MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")]
 Kernels = Annotated[
@@ -101,7 +133,9 @@ def generate(
         Literal["ar", "dflash", "ddtree"],
         typer.Option(help="Plain decoding, the drafter's top-1 chain, or a best-first tree. The text is the same."),
     ] = "ddtree",
-    budget: Budget = 32,
+    budget: Budget = "auto",
+    cost: Cost = None,
+    calibration: Calibrated = None,
     top_k_cap: TopKCap = None,
     spine: Spine = False,
     capacity: Annotated[
@@ -110,6 +144,8 @@ def generate(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "--max-new-tokens", help="Most tokens to write.")] = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
+    coupling: Coupling = True,
+    tau: Tau = None,
     seed: Seed = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")
@@ -170,6 +206,28 @@ def convert(
     run(target, draft, out, dry_run=dry_run, verify=verify, force=force, json_output=json_output, quiet=quiet)
 
 
+@app.command(help="Fit what the drafter's scores are worth to recorded rounds; --budget auto goes by it.")
+def calibrate(
+    output: Annotated[Path, typer.Option("--output", help="File to write, for --calibration.")],
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSON list of texts or id lists. Default: bundled ones.")] = None,
+    budget: Annotated[int, typer.Option(help="Nodes of the recorded trees.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 97,
+    temperatures: Annotated[str, typer.Option(help="Temperatures of sampled texts.")] = "1,0.6",
+    dtype: Dtype = "auto",
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
+    plot: Annotated[Path | None, typer.Option(help="Also draw a picture into this folder.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """See the help of the command."""
+    settings = dict(locals())
+    from jddtree.cli.calibrate import run
+
+    run(**settings)
+
+
 @app.command(
     "eval",
     help="Score tasks, compare methods, check recorded outputs, measure perplexity. Run again, it resumes.",
@@ -188,6 +246,8 @@ def evaluate(
     ] = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
+    coupling: Coupling = True,
+    tau: Tau = None,
     seed: Seed = 0,
     batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 8,
     allow_code: Annotated[
@@ -207,7 +267,9 @@ def evaluate(
     method: Annotated[
         Literal["ar", "dflash", "ddtree"], typer.Option(help="How to decode; the text is the same.")
     ] = "ddtree",
-    budget: Budget = 32,
+    budget: Budget = "32",
+    cost: Cost = None,
+    calibration: Calibrated = None,
     top_k_cap: TopKCap = None,
     spine: Spine = False,
     dtype: Dtype = "auto",
@@ -339,7 +401,7 @@ def bench_decode(
         Path | None, typer.Option(help="JSON list of lists of token ids. Default: bundled ones.")
     ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds per dispatch.")] = "1,2,4,8,16",
-    budget: Budget = 32,
+    budget: Annotated[int, typer.Option(help="Nodes a round may use.")] = 32,
     max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 200,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute type.")] = "bfloat16",
     output: Output = None,
@@ -389,6 +451,62 @@ def bench_speculation(
     from jddtree.cli.speculation import run
 
     run(target, draft, prompts, budget, max_tokens, dtype, mesh, expert_layout, json_output, plot, output)
+
+
+@bench.command("coupling", help="Tokens per round with and without drafting by the target's own sampling noise.")
+def bench_coupling(
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 12 bundled ones.")
+    ] = None,
+    temperatures: Annotated[str, typer.Option(help="Temperatures above 0.")] = "1,0.6",
+    budgets: Annotated[str, typer.Option(help="Tree sizes to measure, beside the chain.")] = "8,32,64",
+    seeds: Annotated[int, typer.Option(help="Texts per prompt and temperature.")] = 8,
+    tau_temperatures: Annotated[str, typer.Option(help="Temperatures of the sweep of tau.")] = "1.4,1,0.6,0.3",
+    tau_seeds: Annotated[int, typer.Option(help="Texts per prompt in the sweep of tau; 0 leaves it out.")] = 2,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per text.")] = 97,
+    top_p: TopP = 1.0,
+    dtype: Dtype = "auto",
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> None:
+    """See the help of the command."""
+    settings = dict(locals())
+    from jddtree.cli.bench_coupling import run
+
+    run(**settings)
+
+
+@bench.command("auto", help="Node counts chosen round by round against every fixed count, by cost curves.")
+def bench_auto(
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON list of texts or id lists. Default: 24 held-out places in source files.")
+    ] = None,
+    cost: Annotated[
+        list[Path] | None, typer.Option(help="Cost curves, beside this machine's. Default: those of the package.")
+    ] = None,
+    calibration: Calibrated = None,
+    budgets: Annotated[
+        str, typer.Option(help="Fixed tree sizes; the largest is the most that auto may use.")
+    ] = "1,2,3,4,6,8,16,32,64",
+    temperatures: Annotated[str, typer.Option(help="Temperatures; 0 is greedy.")] = "0,1,0.6",
+    max_tokens: Annotated[int, typer.Option(help="Tokens per text.")] = 97,
+    batch: Annotated[int, typer.Option(help="Texts that fixed choices decode together; no result depends on it.")] = 12,
+    dtype: Dtype = "auto",
+    mesh: Mesh = None,
+    expert_layout: ExpertLayout = "tensor",
+    plot: Annotated[Path | None, typer.Option(help="Also draw pictures into this folder.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> None:
+    """See the help of the command."""
+    settings = dict(locals())
+    from jddtree.cli.bench_auto import run
+
+    run(**settings)
 
 
 def main() -> None:

@@ -19,50 +19,32 @@ from jax.sharding import PartitionSpec as P
 
 from jddtree.config import check_pair
 from jddtree.decoding import rounds
+from jddtree.decoding.budget import Pace
+from jddtree.decoding.calibration import UNCALIBRATED, Calibration
+from jddtree.decoding.costs import UNKNOWN, CostTable
+from jddtree.decoding.requests import Request, check_request, controls_of
 from jddtree.decoding.rounds import Chunk, Program
-from jddtree.decoding.sampling import Sampling
-from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, STOP_IDS, Controls, State, initial_state
-from jddtree.decoding.tree import Shape
+from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, Controls, State, initial_state
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree
 from jddtree.parallel.mesh import AXIS
 from pallas_kernels.versions import compiler_options
 
-METHODS = ("ar", "dflash", "ddtree")
 # The drafter's cache is split by key heads, the latent cache is on every rank.
-STATE_SPECS = State(P(), P(None, None, None, AXIS), P(None, None, None, AXIS), P(), P(), P(), P())
-
-
-@dataclass(frozen=True)
-class Request:
-    """One sequence to decode. Everything here is data: nothing compiles when it changes.
-
-    prompt: token ids. method: "ar" (no draft), "dflash" (the top-1 chain) or "ddtree". budget: nodes per round beside
-    the root, for "ddtree". top_k_cap: candidates per slot, None for all compiled ones. spine: put the top-1 chain
-    first. temperature 0 is greedy; top_p 1 keeps everything. sequence: tells samples with one seed apart. stop_ids: at
-    most 16.
-    """
-
-    prompt: Sequence[int]
-    max_tokens: int = 256
-    method: str = "ddtree"
-    budget: int = 32
-    top_k_cap: int | None = None
-    spine: bool = False
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    sequence: int = 0
-    stop_ids: Sequence[int] = ()
+STATE_SPECS = State(
+    P(), P(None, None, None, AXIS), P(None, None, None, AXIS), P(), P(), P(), P(), Pace(P(), P(), P(), P())
+)
 
 
 class Dispatch(NamedTuple):
     """What one dispatch of rounds gave: tokens[b] is the list of ids that each round emitted for sequence b, nodes[b]
-    the nodes that each used; finish[b] is None while the sequence runs, else "stop", "length" or "context".
+    the nodes that each used, plans[b] the tokens expected of each and the seconds expected of the whole round,
+    0 without a cost table; finish[b] is None while the sequence runs, else "stop", "length" or "context".
     """
 
     tokens: list[list[list[int]]]
     nodes: list[list[int]]
+    plans: list[list[tuple[float, float]]]
     finish: list[str | None]
 
 
@@ -71,13 +53,16 @@ class Engine:
     """Compiled prefill and rounds over one set of weights.
 
     weights: {"target": tree, "drafter": tree or absent} of arrays on the device; dtype: that of the caches; mesh: the
-    one that the weights are on, when the program has an axis.
+    one that the weights are on, when the program has an axis. calibration and costs are what `auto` requests and plans
+    go by; they are data and may be set at any time, for the controls made from then on.
     """
 
     program: Program
     weights: Tree
     dtype: jnp.dtype
     mesh: Mesh | None = None
+    calibration: Calibration = UNCALIBRATED
+    costs: CostTable = UNKNOWN
     compile_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -161,9 +146,7 @@ class Engine:
         fresh = np.array([request is not None for request in requests])
         new = self.controls(requests)
         if controls is not None:
-            new = jax.tree.map(
-                lambda old, new: np.where(fresh.reshape(-1, *[1] * (new.ndim - 1)), new, old), controls, new
-            )
+            new = _merged(fresh, controls, new)
         state = state._replace(
             length=_where(fresh, 0, state.length),
             emitted=_where(fresh, 0, state.emitted),
@@ -194,19 +177,24 @@ class Engine:
         return state, self._unpack(np.asarray(packed))
 
     def _unpack(self, packed: np.ndarray) -> Dispatch:
-        capacity, width = self.program.capacity, self.program.block + 2
+        capacity, width = self.program.capacity, self.program.block + 4
         batch = capacity.sequences
         table = packed[: -3 * batch].reshape(capacity.rounds, batch, width)
         finish = packed[-3 * batch : -2 * batch]
         self._check_finite(finish)
         tokens: list[list[list[int]]] = [[] for _ in range(batch)]
         nodes: list[list[int]] = [[] for _ in range(batch)]
+        plans: list[list[tuple[float, float]]] = [[] for _ in range(batch)]
         for row in table:
-            for sequence, (*ids, emitted, used) in enumerate(row.tolist()):
+            floats = row[:, -2:].copy().view(np.float32)
+            if self.costs is UNKNOWN:
+                floats[:, 1] = 0.0
+            for sequence, (*ids, emitted, used, _, _) in enumerate(row.tolist()):
                 if emitted:
                     tokens[sequence].append(ids[:emitted])
                     nodes[sequence].append(used)
-        return Dispatch(tokens, nodes, [FINISH_REASONS.get(int(code)) for code in finish])
+                    plans[sequence].append((float(floats[sequence, 0]), float(floats[sequence, 1])))
+        return Dispatch(tokens, nodes, plans, [FINISH_REASONS.get(int(code)) for code in finish])
 
     @staticmethod
     def _check_finite(finish: np.ndarray) -> None:
@@ -217,33 +205,18 @@ class Engine:
                 "check the checkpoint (run.py inspect), or try --dtype float32"
             )
 
-    @staticmethod
-    def controls(requests: Sequence[Request | None]) -> Controls:
+    def controls(self, requests: Sequence[Request | None]) -> Controls:
         """The controls of one request per sequence, as host arrays."""
-        empty = Request(prompt=(), method="ar")
-        filled = [empty if request is None else request for request in requests]
-        integers = lambda values: np.array(list(values), np.int32)
-        stops = np.full((len(filled), STOP_IDS), -1, np.int32)
-        for row, request in zip(stops, filled, strict=True):
-            row[: len(request.stop_ids)] = request.stop_ids
-        most = np.iinfo(np.int32).max
-        budgets = {"ar": lambda request: 0, "dflash": lambda request: most, "ddtree": lambda request: request.budget}
-        caps = [1 if request.method == "dflash" else request.top_k_cap or most for request in filled]
-        return Controls(
-            sampling=Sampling(
-                np.array([request.temperature for request in filled], np.float32),
-                np.array([request.top_p for request in filled], np.float32),
-                np.array([request.seed for request in filled], np.uint32),
-                np.array([request.sequence for request in filled], np.uint32),
-            ),
-            trees=Shape(
-                integers(budgets[request.method](request) for request in filled),
-                integers(caps),
-                np.array([request.spine for request in filled]),
-            ),
-            max_tokens=integers(request.max_tokens for request in filled),
-            stop_ids=stops,
-        )
+        return controls_of(self.program, requests, self.calibration, self.costs)
+
+
+def _merged(fresh: np.ndarray, old: Controls, new: Controls) -> Controls:
+    """New controls for the sequences in bool `fresh` [B]; the others keep theirs. Costs are of all and new"""
+    pick = lambda old, new: np.where(fresh.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+    costs = new.economy.costs
+    own = lambda controls: controls._replace(economy=controls.economy._replace(costs=()))
+    merged = jax.tree.map(pick, own(old), own(new))
+    return merged._replace(economy=merged.economy._replace(costs=costs))
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
@@ -259,6 +232,13 @@ def _where(fresh: np.ndarray, value: int, old: jax.Array) -> jax.Array:
 def check_program(program: Program) -> None:
     """Raise UserError when the compiled capacity cannot work."""
     capacity, target = program.capacity, program.target
+    if (
+        sorted({*capacity.widths, capacity.rows}) != [*capacity.widths, capacity.rows]
+        or min(capacity.widths, default=1) < 1
+    ):
+        raise UserError(
+            f"the capacity's widths are {capacity.widths}, but must rise from 1 to less than {capacity.rows}"
+        )
     for name in ("sequences", "rounds", "chunk"):
         if (value := getattr(capacity, name)) < 1:
             raise UserError(f"the capacity's {name} is {value}, but must be at least 1")
@@ -278,42 +258,3 @@ def check_program(program: Program) -> None:
         raise UserError(
             f"--max-context is {capacity.context} tokens, but this target takes 2 to {target.max_position_embeddings}"
         )
-
-
-def check_request(program: Program, request: Request) -> None:
-    """Raise UserError when a request does not fit the compiled program."""
-    capacity, prompt, vocabulary = program.capacity, request.prompt, program.target.vocab_size
-    if request.method not in METHODS:
-        raise UserError(f"method is {request.method!r}, but must be one of {', '.join(METHODS)}")
-    if not len(prompt):
-        raise UserError("the prompt is empty (0 tokens), but at least 1 is needed; give a text or token ids")
-    if len(prompt) >= capacity.context:
-        raise UserError(
-            f"the prompt is {len(prompt)} tokens long, but the context holds {capacity.context} with at least one new "
-            "token; shorten the prompt or raise --max-context"
-        )
-    if bad := [token for token in prompt if not 0 <= token < vocabulary]:
-        raise UserError(f"the prompt holds token id {bad[0]}, but this target's ids are 0 to {vocabulary - 1}")
-    if not 1 <= request.max_tokens < 2**31:
-        raise UserError(f"--max-tokens is {request.max_tokens}, but must be 1 to {2**31 - 1}")
-    if request.method != "ar" and program.drafter is None:
-        raise UserError(
-            f"method {request.method!r} needs a drafter, but none was given; add --draft DIR or use --method ar"
-        )
-    if request.method == "ddtree" and not 0 <= request.budget < capacity.rows:
-        raise UserError(
-            f"the budget is {request.budget} nodes, but the capacity of {capacity.rows} rows allows 0 to "
-            f"{capacity.rows - 1}; lower --budget or raise --capacity"
-        )
-    if not request.temperature >= 0 or not request.temperature < float("inf"):
-        raise UserError(f"--temperature is {request.temperature}, but must be a number of at least 0")
-    if not 0 < request.top_p <= 1:
-        raise UserError(f"--top-p is {request.top_p}, but must be above 0 and at most 1")
-    if not 0 <= request.seed < 2**32 or not 0 <= request.sequence < 2**32:
-        raise UserError(f"--seed is {request.seed} (sequence {request.sequence}), but must be 0 to {2**32 - 1}")
-    if request.top_k_cap is not None and not 1 <= request.top_k_cap <= capacity.candidates:
-        raise UserError(
-            f"--top-k-cap is {request.top_k_cap}, but must be 1 to the {capacity.candidates} compiled candidates"
-        )
-    if len(request.stop_ids) > STOP_IDS:
-        raise UserError(f"{len(request.stop_ids)} stop token ids were given, but at most {STOP_IDS} fit")

@@ -6,6 +6,7 @@ Everything that users see stands on `stream`: the command line prints its pieces
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.rounds import Program
@@ -22,7 +23,8 @@ SMALLEST_CONTEXT = 2048
 @dataclass
 class Statistics:
     """What a generation took. emitted_per_round counts the bonus token; the first token comes from the prefill and
-    belongs to no round, so a text has 1 + sum(emitted_per_round) tokens. Times in seconds.
+    belongs to no round, so a text has 1 + sum(emitted_per_round) tokens. Times in seconds. expected_tokens and
+    expected_seconds, per round: what the plan promised; the seconds are those of the whole batch by the cost table.
     """
 
     prompt_tokens: int
@@ -33,6 +35,8 @@ class Statistics:
     generated_tokens: int = 0
     emitted_per_round: list[int] = field(default_factory=list)
     nodes_per_round: list[int] = field(default_factory=list)
+    expected_tokens: list[float] = field(default_factory=list)
+    expected_seconds: list[float] = field(default_factory=list)
 
     @property
     def acceptance_length(self) -> float:
@@ -70,8 +74,11 @@ class Result:
     statistics: Statistics
 
 
-def default_capacity(model: Model, request: Request, **changes: int | None) -> Capacity:
-    """The smallest sensible compiled shapes for a request; `changes` replaces fields, None leaves them."""
+def default_capacity(model: Model, request: Request, **changes: Any) -> Capacity:
+    """The smallest sensible compiled shapes for a request; `changes` replaces fields, None leaves them.
+
+    A request whose node count is chosen as it goes gets smaller widths too, for plain decoding, a draft block and two.
+    """
     given = {name: value for name, value in changes.items() if value is not None}
     if model.drafter is None or (request.method == "ar" and "rows" not in given):
         rows = 1
@@ -82,6 +89,9 @@ def default_capacity(model: Model, request: Request, **changes: int | None) -> C
     candidates = min(max(rows - 1, 1), model.target.vocab_size)
     if request.top_k_cap is not None and 1 <= request.top_k_cap < candidates:
         candidates = request.top_k_cap
+    if request.auto and request.method == "ddtree" and model.drafter is not None:
+        block = model.drafter.block_size
+        given.setdefault("widths", tuple(width for width in (1, block, 2 * block) if width < rows))
     wanted = max(len(request.prompt) + max(request.max_tokens, 1), SMALLEST_CONTEXT)
     context = min(1 << (wanted - 1).bit_length(), model.target.max_position_embeddings)
     return Capacity(**{"rows": rows, "candidates": candidates, "context": context, **given})
@@ -97,7 +107,7 @@ def compile_engine(model: Model, capacity: Capacity, kernels: str | None = None)
     """Compile prefill and rounds for a capacity. Raises UserError when the capacity cannot work."""
     program = program_for(model, capacity, kernels)
     weights = model.weights if program.drafter else {"target": model.weights["target"]}
-    return Engine(program, weights, model.dtype, model.mesh)
+    return Engine(program, weights, model.dtype, model.mesh, model.defaults.calibration)
 
 
 def stream_batch(
@@ -122,8 +132,8 @@ def stream_batch(
         for stats in statistics:
             stats.decode_s += time.perf_counter() - begun
         yield [
-            None if text.ended else text.rounds(tokens, nodes, reason)
-            for text, tokens, nodes, reason in zip(texts, *dispatch, strict=True)
+            None if text.ended else text.rounds(tokens, nodes, plans, reason)
+            for text, tokens, nodes, plans, reason in zip(texts, *dispatch, strict=True)
         ]
 
 
@@ -163,17 +173,21 @@ class Transcript:
         text, used = self._push(ids)
         return self._piece(text, ids[:used], finish)
 
-    def rounds(self, rounds: list[list[int]], nodes: list[int], finish: str | None) -> Piece:
-        """The ids of a dispatch's rounds and the nodes that each used."""
+    def rounds(
+        self, rounds: list[list[int]], nodes: list[int], plans: list[tuple[float, float]], finish: str | None
+    ) -> Piece:
+        """The ids of a dispatch's rounds, the nodes that each used, and the tokens and seconds expected of it."""
         text = ""
         kept: list[int] = []
-        for ids, used_nodes in zip(rounds, nodes, strict=True):
+        for ids, used_nodes, (tokens, seconds) in zip(rounds, nodes, plans, strict=True):
             if self.stops.found is not None:
                 break
             shown, used = self._push(ids)
             text, kept = text + shown, kept + ids[:used]
             self.statistics.emitted_per_round.append(used)
             self.statistics.nodes_per_round.append(used_nodes)
+            self.statistics.expected_tokens.append(tokens)
+            self.statistics.expected_seconds.append(seconds)
         return self._piece(text, kept, finish)
 
     def _push(self, ids: list[int]) -> tuple[str, int]:

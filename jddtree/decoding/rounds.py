@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jddtree.config import DrafterConfig, TargetConfig
+from jddtree.decoding.budget import Plan, keep_pace, plan
+from jddtree.decoding.coupling import couple
 from jddtree.decoding.sampling import choose
 from jddtree.decoding.state import (
     BROKEN,
@@ -53,13 +55,30 @@ class Program:
 
 
 class Record(NamedTuple):
-    """What the host learns of one round: tokens int32 [B, block], -1 past the emitted ones; emitted, nodes int32
-    [B].
+    """What the host learns of one round: tokens int32 [B, block], -1 past the emitted ones; emitted, nodes int32 [B];
+    expected float32 [B], tokens, and seconds float32 [B], of the whole round, as planned.
     """
 
     tokens: jax.Array
     emitted: jax.Array
     nodes: jax.Array
+    expected: jax.Array
+    seconds: jax.Array
+
+    def packed(self) -> jax.Array:
+        """All of it as int32 [..., B, block + 4], floats by their bits."""
+        numbers = [self.emitted, self.nodes, *(lax.bitcast_convert_type(x, jnp.int32) for x in self[3:])]
+        return jnp.concatenate([self.tokens, jnp.stack(numbers, axis=-1)], axis=-1)
+
+
+class Verified(NamedTuple):
+    """scored: what the target made of the tree's rows; choices int32 [B, C], its token after each row; finite bool
+    [B].
+    """
+
+    scored: Scored
+    choices: jax.Array
+    finite: jax.Array
 
 
 class Chunk(NamedTuple):
@@ -73,15 +92,11 @@ class Chunk(NamedTuple):
 def run_rounds(program: Program, weights: parameters.Tree, state: State, controls: Controls) -> tuple[State, jax.Array]:
     """Run up to `rounds` rounds, fewer when every sequence is done.
 
-    Returns the new state and one int32 array for the host, [rounds, B, block + 2] flattened and then finish, length and
+    Returns the new state and one int32 array for the host, [rounds, B, block + 4] flattened and then finish, length and
     emitted [3, B]; the engine reads it.
     """
     capacity, batch = program.capacity, program.capacity.sequences
-    records = Record(
-        tokens=jnp.full((capacity.rounds, batch, program.block), -1, jnp.int32),
-        emitted=jnp.zeros((capacity.rounds, batch), jnp.int32),
-        nodes=jnp.zeros((capacity.rounds, batch), jnp.int32),
-    )
+    records = jnp.zeros((capacity.rounds, batch, program.block + 4), jnp.int32)
     models = Models(program, weights)
 
     def more(carry):
@@ -91,12 +106,10 @@ def run_rounds(program: Program, weights: parameters.Tree, state: State, control
     def step(carry):
         index, state, records = carry
         state, record = one_round(models, state, controls)
-        write = lambda whole, part: lax.dynamic_update_index_in_dim(whole, part, index, 0)
-        return index + 1, state, Record(*map(write, records, record))
+        return index + 1, state, lax.dynamic_update_index_in_dim(records, record.packed(), index, 0)
 
     _, state, records = lax.while_loop(more, step, (jnp.int32(0), state, records))
-    rounds = jnp.concatenate([records.tokens, records.emitted[..., None], records.nodes[..., None]], axis=-1)
-    return state, jnp.concatenate([rounds.ravel(), state.finish, state.length, state.emitted])
+    return state, jnp.concatenate([records.ravel(), state.finish, state.length, state.emitted])
 
 
 class Models:
@@ -114,39 +127,82 @@ class Models:
 def one_round(models: Models, state: State, controls: Controls) -> tuple[State, Record]:
     """Draft, build, verify, walk, commit."""
     running = state.finish == RUNNING
-    tree = propose(models, state, controls, running)
-    rows = Rows(state.length[:, None] + tree.depths, tree.valid, tree.ancestors, state.length)
-    scored = models.target(tree.tokens, rows, state.latents)
-    logits = models.target.logits(scored.hidden)
-    choices = choose(logits, rows.positions + 1, controls.sampling, models.target.vocabulary)
-    path, accepted = walk(tree, choices, models.program.block)
-    finite = models.target.vocabulary.finite(logits) | ~tree.valid
-    tokens = jnp.take_along_axis(choices, path, axis=1)
-    state, emitted = commit(models, state, controls, scored, path, accepted, tokens, finite.all(1))
-    shown = jnp.arange(models.program.block)[None] < emitted[:, None]
-    return state, Record(
-        jnp.where(shown, tokens, -1), emitted, tree.valid.sum(1, dtype=jnp.int32) - running.astype(jnp.int32)
+    tree, planned = propose(models, state, controls)
+    verified = verify(models, state, controls, tree)
+    path, accepted = walk(tree, verified.choices, models.program.block)
+    tokens = jnp.take_along_axis(verified.choices, path, axis=1)
+    pace = keep_pace(state.pace, planned, running, longest(state), controls.economy)
+    state, emitted = commit(
+        models, state._replace(pace=pace), controls, verified.scored, path, accepted, tokens, verified.finite
     )
+    shown = jnp.arange(models.program.block)[None] < emitted[:, None]
+    nodes = tree.valid.sum(1, dtype=jnp.int32) - running.astype(jnp.int32)
+    seconds = jnp.broadcast_to(planned.seconds, emitted.shape)
+    return state, Record(jnp.where(shown, tokens, -1), emitted, nodes, planned.tokens, seconds)
 
 
-def propose(models: Models, state: State, controls: Controls, running: jax.Array) -> Tree:
-    """The trees of this round; sequences that are done get no valid row."""
-    capacity = models.program.capacity
+def propose(models: Models, state: State, controls: Controls) -> tuple[Tree, Plan]:
+    """The trees of this round and what they promise; sequences that are done get no valid row."""
+    capacity, economy, running = models.program.capacity, controls.economy, state.finish == RUNNING
+    drafted = jnp.zeros((), bool)
     if (drafter := models.drafter) is None:
         tree = root_only(state.root)
     else:
-        budget = jnp.where(running, controls.trees.budget, 0)
+        drafting = running & ~(economy.auto & (state.pace.pause > 0))
+        budget = jnp.where(drafting, controls.trees.budget, 0)
         drafted = (budget > 0).any()
-        log_probs, ids = lax.cond(drafted, lambda: draft(models, drafter, state), lambda: no_draft(models, state))
+        log_probs, ids = lax.cond(
+            drafted, lambda: draft(models, drafter, state, controls), lambda: no_draft(models, state)
+        )
         tree = build(state.root, log_probs, ids, controls.trees._replace(budget=budget), models.lattice, capacity.rows)
-    return tree._replace(
+    tree = tree._replace(
         valid=tree.valid & running[:, None],
         ancestors=jnp.where(running[:, None, None], tree.ancestors, jnp.uint32(0)),
     )
+    return plan(tree, running, drafted, longest(state), economy)
 
 
-def draft(models: Models, drafter: Drafter, state: State) -> tuple[jax.Array, jax.Array]:
-    """Best candidates of each slot: log-probabilities float32 and ids int32, [B, block - 1, candidates]."""
+def longest(state: State) -> jax.Array:
+    """Committed tokens of the longest sequence that runs, int32 []."""
+    return jnp.where(state.finish == RUNNING, state.length, 0).max()
+
+
+def verify(models: Models, state: State, controls: Controls, tree: Tree) -> Verified:
+    """The target's pass over the trees, in the smallest compiled width that holds them, and its choice at every row."""
+    capacity = models.program.capacity
+    widths = (*capacity.widths, capacity.rows)
+    passes = [lambda width=width: _verify_first(models, state, controls, tree, width) for width in widths]
+    if len(passes) == 1:
+        return passes[0]()
+    used = tree.valid.sum(1, dtype=jnp.int32).max()
+    return lax.switch((used > jnp.asarray(capacity.widths, jnp.int32)).sum(dtype=jnp.int32), passes)
+
+
+def _verify_first(models: Models, state: State, controls: Controls, tree: Tree, width: int) -> Verified:
+    """`verify` of the first `width` rows; what it says of the others is zeros"""
+    first = jax.tree.map(lambda array: array[:, :width], tree)
+    words = first.ancestors[:, :, : -(-width // 32)]
+    rows = Rows(state.length[:, None] + first.depths, first.valid, words, state.length)
+    scored = models.target(first.tokens, rows, state.latents)
+    logits = models.target.logits(scored.hidden)
+    choices = choose(logits, rows.positions + 1, controls.sampling, models.target.vocabulary)
+    finite = (models.target.vocabulary.finite(logits) | ~first.valid).all(1)
+    whole = lambda array, axis: _padded(array, models.program.capacity.rows, axis)
+    scored = Scored(whole(scored.hidden, 1), whole(scored.taps, 1), whole(scored.latents, 2), whole(scored.experts, 2))
+    return Verified(scored, whole(choices, 1), finite)
+
+
+def _padded(array: jax.Array, size: int, axis: int) -> jax.Array:
+    """The array with zeros at the end of an axis"""
+    missing = [(0, size - array.shape[axis] if place == axis else 0) for place in range(array.ndim)]
+    return jnp.pad(array, missing) if size > array.shape[axis] else array
+
+
+def draft(models: Models, drafter: Drafter, state: State, controls: Controls) -> tuple[jax.Array, jax.Array]:
+    """Best candidates of each slot: log-probabilities float32 and ids int32, [B, block - 1, candidates].
+
+    Where a sequence couples, they are those of the logits with the target's noise.
+    """
     config = drafter.config
     masks = jnp.full((state.root.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
     embedded = models.target.embed(jnp.concatenate([state.root[:, None], masks], axis=1))
@@ -154,6 +210,8 @@ def draft(models: Models, drafter: Drafter, state: State) -> tuple[jax.Array, ja
     if (cap := config.final_logit_softcapping) is not None:
         logits = models.target.vocabulary.mask(cap * jnp.tanh(logits / cap))
     vocabulary = models.target.vocabulary
+    positions = state.length[:, None] + jnp.arange(1, config.block_size, dtype=jnp.int32)[None]
+    logits = couple(logits, positions, controls.sampling, controls.coupling, vocabulary)
     best, ids = vocabulary.top_k(logits, models.program.capacity.candidates)
     return best - vocabulary.logsumexp(logits), ids
 
@@ -191,7 +249,7 @@ def commit(
         keys = append_rows(keys, new_keys, state.length, count)
         values = append_rows(values, new_values, state.length, count)
     newest = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-    return State(
+    return state._replace(
         latents=append_rows(state.latents, latents, state.length, count),
         keys=keys,
         values=values,

@@ -41,7 +41,7 @@ def choose(
         filtered = lax.cond(
             (sampling.top_p < 1).any(), lambda: _nucleus(scaled, sampling.top_p, vocabulary), lambda: scaled
         )
-        noisy = filtered + _noise(positions, sampling, vocabulary.ids(logits.shape[-1]))
+        noisy = filtered + noise(positions, sampling, vocabulary.ids(logits.shape[-1]))
         sampled = vocabulary.argmax(noisy)
         return jnp.where((sampling.temperature > 0)[:, None], sampled, greedy)
 
@@ -58,7 +58,7 @@ def _nucleus(logits: jax.Array, top_p: jax.Array, vocabulary: Vocabulary) -> jax
     return jnp.where(kept, logits, -jnp.inf)
 
 
-def _noise(positions: jax.Array, sampling: Sampling, ids: jax.Array) -> jax.Array:
+def noise(positions: jax.Array, sampling: Sampling, ids: jax.Array) -> jax.Array:
     """Gumbel noise float32 [B, C, V] of consecutive ids int32 [V]"""
 
     def row(seed: jax.Array, sequence: jax.Array, position: jax.Array) -> jax.Array:

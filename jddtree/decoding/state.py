@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jddtree.config import DrafterConfig, TargetConfig
+from jddtree.decoding.budget import Economy, Pace
 from jddtree.decoding.sampling import Sampling
 from jddtree.decoding.tree import Shape
 
@@ -25,7 +26,8 @@ class Capacity:
 
     sequences: B. rows: C, tree rows of the verify pass, the root included. candidates: K, per slot. context: S, tokens
     a sequence may have, prompt included. rounds: R, most rounds of one dispatch. chunk: prompt tokens of one prefill
-    call.
+    call. widths: smaller row counts, rising, that the verify pass is compiled for as well; a round runs the smallest
+    that holds its trees.
     """
 
     sequences: int = 1
@@ -34,13 +36,14 @@ class Capacity:
     context: int = 2048
     rounds: int = 4
     chunk: int = 64
+    widths: tuple[int, ...] = ()
 
 
 class State(NamedTuple):
     """latents [layers, B, S, latent_size]; keys, values [drafter layers, B, S, key heads, head_dim] of the drafter's
     context (without a drafter one number a sequence). Per sequence int32 [B]: root, the newest token, not in the caches
     yet; length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
-    above.
+    above. pace: what rounds of the whole batch have been giving, as in `budget`.
     """
 
     latents: jax.Array
@@ -50,15 +53,18 @@ class State(NamedTuple):
     length: jax.Array
     emitted: jax.Array
     finish: jax.Array
+    pace: Pace
 
 
 class Controls(NamedTuple):
-    """What a caller may change between dispatches without compiling: sampling and trees as in their modules;
-    max_tokens int32 [B]; stop_ids int32 [B, 16], unused ones -1.
+    """What a caller may change between dispatches without compiling: sampling, trees and economy as in their modules;
+    coupling float32 [B] as in `couple`; max_tokens int32 [B]; stop_ids int32 [B, 16], unused ones -1.
     """
 
     sampling: Sampling
+    coupling: jax.Array
     trees: Shape
+    economy: Economy
     max_tokens: jax.Array
     stop_ids: jax.Array
 
@@ -81,15 +87,19 @@ def initial_state(
     if drafter:
         heads = key_heads or drafter.num_key_value_heads
         drafter_cache = (drafter.num_hidden_layers, batch, context, heads, drafter.head_dim)
+    struct = jax.ShapeDtypeStruct
     shapes = State(
-        latents=((target.num_hidden_layers, batch, context, target.latent_size), dtype),
-        keys=(drafter_cache, dtype),
-        values=(drafter_cache, dtype),
-        **{name: ((batch,), jnp.int32) for name in ("root", "length", "emitted", "finish")},
+        latents=struct((target.num_hidden_layers, batch, context, target.latent_size), dtype),
+        keys=struct(drafter_cache, dtype),
+        values=struct(drafter_cache, dtype),
+        **{name: struct((batch,), jnp.int32) for name in ("root", "length", "emitted", "finish")},
+        pace=Pace(*(struct((), kind) for kind in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))),
     )
-    places = shardings or State(*[None] * len(shapes))
-    empty = State(*(jnp.zeros(*shape, device=place) for shape, place in zip(shapes, places, strict=True)))
-    return empty._replace(finish=jnp.full(batch, IDLE, jnp.int32, device=places.finish))
+    leaves, structure = jax.tree.flatten(shapes)
+    places = [None] * len(leaves) if shardings is None else jax.tree.leaves(shardings)
+    zeros = [jnp.zeros(one.shape, one.dtype, device=place) for one, place in zip(leaves, places, strict=True)]
+    empty = jax.tree.unflatten(structure, zeros)
+    return empty._replace(finish=jnp.full(batch, IDLE, jnp.int32, device=shardings.finish if shardings else None))
 
 
 def append_rows(cache: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 Contract: an example's sequence number is its place in the task, so its noise depends on nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ class Settings:
     request: fields of `Request` (method, budget, temperature, top_p, seed ...). max_tokens: for examples without their
     own. thinking: None is the model's default. limit: first examples of each task, None for all. batch: sequences
     decoded together. context: tokens of a sequence, None fits the longest. kernels: None for the best. origin: what
-    else answers depend on, like the checkpoint.
+    else answers depend on, like the checkpoint. tune: called with each engine once it is compiled, to set what it plans
+    with; no answer depends on it.
     """
 
     request: dict[str, Any]
@@ -35,6 +36,7 @@ class Settings:
     context: int | None = None
     kernels: str | None = None
     origin: dict[str, Any] | None = None
+    tune: Callable[[Engine], None] | None = None
 
     def record(self, tasks: Sequence[Task]) -> dict[str, Any]:
         """The settings as files name them."""
@@ -92,6 +94,9 @@ def fitting_program(model: Model, jobs: Sequence[Job | str], settings: Settings)
     return program
 
 
-def compiled(model: Model, program: Program) -> Engine:
+def compiled(model: Model, program: Program, settings: Settings) -> Engine:
     """The engine of a program from `fitting_program`."""
-    return compile_engine(model, program.capacity, program.kernels)
+    engine = compile_engine(model, program.capacity, program.kernels)
+    if settings.tune is not None:
+        settings.tune(engine)
+    return engine

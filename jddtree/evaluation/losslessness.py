@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jddtree.decoding.engine import METHODS, Engine
+from jddtree.decoding.engine import Engine
+from jddtree.decoding.requests import METHODS
 from jddtree.errors import UserError
 from jddtree.evaluation.asking import Settings, compiled, examples, fitting_program, job
 from jddtree.evaluation.likelihood import Scorer
@@ -98,7 +99,7 @@ def _answers(
     jobs = [replace(job, request=replace(job.request, method=method)) for job in jobs]
     program = fitting_program(model, jobs, settings)
     found: list[Answer] = []
-    for answer in answers(model, engine or compiled(model, program), jobs):
+    for answer in answers(model, engine or compiled(model, program, settings), jobs):
         if answer.error:
             raise UserError(f"prompt {answer.index}: {answer.error}")
         found.append(answer)

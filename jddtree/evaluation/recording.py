@@ -13,11 +13,12 @@ import jax
 import numpy as np
 
 from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.rounds import Verified
 from jddtree.decoding.state import RUNNING, Controls, State
 from jddtree.decoding.tree import Tree
 from jddtree.errors import UserError
 from jddtree.evaluation import stages
-from jddtree.evaluation.stages import Settled, Verified
+from jddtree.evaluation.stages import Settled
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Recorder(Engine):
             seconds.append(time.perf_counter() - begun)
             return result
 
-        state, drafted = stage(stages.draft, state)
+        state, drafted = stage(stages.draft, state, controls)
         state, tree = stage(stages.build_trees, state, controls, drafted)
         state, verified = stage(stages.verify, state, controls, tree)
         state, settled = stage(stages.settle, state, controls, tree, verified)

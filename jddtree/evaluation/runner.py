@@ -49,7 +49,7 @@ def run(
     when, config = run_time(folder), settings.record(tasks)
     opened = _open(tasks, asked, config, folder, when)
     try:
-        engine = engine or compiled(model, program)
+        engine = engine or compiled(model, program, settings)
         for task in tasks:
             _ask(model, engine, task, asked[task.name], jobs[task.name], opened[task.name], progress)
         rows = {name: samples.finish() for name, samples in opened.items()}
@@ -116,6 +116,9 @@ def _row(task: Task, example: Example, job: Job | None, answer: Answer) -> Row:
         "tokens": len(answer.token_ids), "token_ids": answer.token_ids,
         "emitted_per_round": answer.statistics.emitted_per_round,
         "nodes_per_round": answer.statistics.nodes_per_round,
+        "expected_tokens": sum(answer.statistics.expected_tokens),
+        "expected_seconds": sum(answer.statistics.expected_seconds),
+        "decode_seconds": answer.statistics.decode_s,
         "seconds": answer.seconds,
     }  # fmt: skip
 

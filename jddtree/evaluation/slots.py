@@ -116,7 +116,9 @@ class _Batch:
         for place in [place for place, slot in enumerate(self.slots) if slot]:
             slot = self._slot(place)
             slot.writer.statistics.decode_s += taken
-            piece = slot.writer.rounds(dispatch.tokens[place], dispatch.nodes[place], dispatch.finish[place])
+            piece = slot.writer.rounds(
+                dispatch.tokens[place], dispatch.nodes[place], dispatch.plans[place], dispatch.finish[place]
+            )
             yield from self._write(place, piece.text, piece.token_ids, piece.finish_reason)
 
     def _write(self, place: int, text: str, ids: list[int], finish: str | None) -> Iterator[Answer]:

@@ -10,26 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from jddtree.decoding import rounds
-from jddtree.decoding.rounds import Models, Program
-from jddtree.decoding.sampling import choose
+from jddtree.decoding.rounds import Models, Program, Verified
 from jddtree.decoding.state import RUNNING, Controls, State
 from jddtree.decoding.tree import Tree, build
 from jddtree.decoding.walk import walk
 from jddtree.models import parameters
-from jddtree.models.target import Rows, Scored
 
 NAMES = ("draft", "build", "verify", "walk+commit")
 Drafted = tuple[jax.Array, jax.Array]
-
-
-class Verified(NamedTuple):
-    """scored: what the target made of the tree's rows; choices int32 [B, C], its token after each row; finite bool
-    [B].
-    """
-
-    scored: Scored
-    choices: jax.Array
-    finite: jax.Array
 
 
 class Settled(NamedTuple):
@@ -40,18 +28,18 @@ class Settled(NamedTuple):
     emitted: jax.Array
 
 
-def draft(program: Program, weights: parameters.Tree, state: State) -> tuple[State, Drafted]:
+def draft(program: Program, weights: parameters.Tree, state: State, controls: Controls) -> tuple[State, Drafted]:
     """The drafter's candidates of each slot. Raises ValueError for a program without a drafter."""
     models = Models(program, weights)
     if models.drafter is None:
         raise ValueError("a program without a drafter has no draft stage")
-    return state, rounds.draft(models, models.drafter, state)
+    return state, rounds.draft(models, models.drafter, state, controls)
 
 
 def build_trees(
     program: Program, weights: parameters.Tree, state: State, controls: Controls, drafted: Drafted
 ) -> tuple[State, Tree]:
-    """The trees of the sequences that run; the others get no valid row."""
+    """The trees of the sequences that run, with all nodes of their budgets; the others get no valid row."""
     running = state.finish == RUNNING
     shape = controls.trees._replace(budget=jnp.where(running, controls.trees.budget, 0))
     tree = build(state.root, *drafted, shape, Models(program, weights).lattice, program.capacity.rows)
@@ -63,12 +51,7 @@ def verify(
     program: Program, weights: parameters.Tree, state: State, controls: Controls, tree: Tree
 ) -> tuple[State, Verified]:
     """The target's pass over the trees and its choice at every row."""
-    target = Models(program, weights).target
-    rows = Rows(state.length[:, None] + tree.depths, tree.valid, tree.ancestors, state.length)
-    scored = target(tree.tokens, rows, state.latents)
-    logits = target.logits(scored.hidden)
-    choices = choose(logits, rows.positions + 1, controls.sampling, target.vocabulary)
-    return state, Verified(scored, choices, (target.vocabulary.finite(logits) | ~tree.valid).all(1))
+    return state, rounds.verify(Models(program, weights), state, controls, tree)
 
 
 def settle(

@@ -1,7 +1,7 @@
 """results_<time>.json: scores, settings and origin of a run, under lm-eval's keys where they apply.
 
 lm-eval's: results (metric and its standard error, "name,none"), configs, versions, n-shot, n-samples, config,
-higher_is_better, git_hash, date, total_evaluation_time_seconds. Ours: speculation, jddtree_versions, card.
+higher_is_better, git_hash, date, total_evaluation_time_seconds. Ours: speculation, economy, jddtree_versions, card.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jddtree.benchmarks.results import record
 from jddtree.evaluation.samples import Row
 from jddtree.evaluation.task import Task
+from jddtree.stats import economy
 
 
 def score(rows: Sequence[Row]) -> dict[str, float]:
@@ -41,6 +42,16 @@ def speculation(rows: Sequence[Row]) -> dict[str, float | int]:
     }
 
 
+def economy_of(rows: Sequence[Row]) -> dict[str, float | None]:
+    """`stats.economy` of all rows; speeds are those of one sequence beside its neighbours."""
+    joined = lambda name: [count for row in rows for count in row[name]]
+    total = lambda name: [sum(row[name] for row in rows)]
+    return economy(
+        joined("nodes_per_round"), joined("emitted_per_round"), total("expected_tokens"), total("expected_seconds"),
+        sum(total("decode_seconds")),
+    )  # fmt: skip
+
+
 def results(
     tasks: Sequence[Task], rows: dict[str, list[Row]], config: Row, counts: dict[str, int], begun: float
 ) -> Row:
@@ -62,6 +73,7 @@ def results(
         "date": begun,
         "total_evaluation_time_seconds": str(time.time() - begun),
         "speculation": {name: speculation(rows[name]) for name in names},
+        "economy": {name: economy_of(rows[name]) for name in names},
         "command": origin["command"],
         "jddtree_versions": origin["versions"],
         "card": origin["card"],

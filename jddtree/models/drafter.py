@@ -18,6 +18,7 @@ from jddtree.parallel.mesh import total
 from pallas_kernels import softmax
 
 KEY_BLOCK = 128
+GPU_KEY_BLOCK = 2048  # the host starts every block there, as their number is data
 
 
 class DrafterLayer(Weights):
@@ -110,7 +111,7 @@ def _attend(query, keys, values, layer, lengths, positions, window, own_keys, ow
     batch, count, heads, size = query.shape
     groups = own_keys.shape[2]
     capacity = keys.shape[2]
-    block = min(KEY_BLOCK, capacity)
+    block = min(GPU_KEY_BLOCK if jax.default_backend() == "gpu" else KEY_BLOCK, capacity)
     grouped = query.reshape(batch, count, groups, heads // groups, size)
     precision = lax.Precision.HIGHEST if query.dtype == jnp.float32 else lax.Precision.DEFAULT
 

@@ -151,7 +151,7 @@ class Target(nnx.Module):
         stream = Stream(x, normed, taps.buffer, self._own_latents(cache, rows), ids)
         for layers, first, last in ((self.dense, 0, dense), (self.moe, dense, config.num_hidden_layers)):
             step = partial(self._layer, layers, first, view, cache, norms, taps.slots)
-            _, stream = lax.while_loop(lambda carry, last=last: carry[0] < last, step, (jnp.int32(first), stream))
+            _, stream = lax.while_loop(partial(_before, last), step, (jnp.int32(first), stream))
         shape = rows.positions.shape
         latents = stream.latents[:, :, : shape[1]]
         flat_taps = jnp.moveaxis(stream.taps[:-1], 0, 1).reshape(*shape, -1)
@@ -173,6 +173,7 @@ class Target(nnx.Module):
         ids = stream.ids
         if made.experts is not None:
             ids = lax.dynamic_update_index_in_dim(ids, made.experts, layer - first, 0)
+        assert kept is not None  # taps were given
         return layer + 1, Stream(x, normed, kept, latents, ids)
 
     def _own_latents(self, cache: jax.Array, rows: Rows) -> jax.Array:
@@ -199,3 +200,7 @@ class Target(nnx.Module):
         slots = np.full(self.config.num_hidden_layers, len(self.taps), np.int32)
         slots[list(self.taps)] = np.arange(len(self.taps))
         return slots
+
+
+def _before(last: int, carry: tuple[jax.Array, Stream]) -> jax.Array:
+    return carry[0] < last

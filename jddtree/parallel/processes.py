@@ -58,6 +58,16 @@ def fail(message: str) -> None:
         _end()
 
 
+def share(name: str, text: str) -> str:
+    """The first process's text, on every process; each name may be shared once. A single process keeps its own."""
+    if (client := distributed.global_state.client) is None:
+        return text
+    if is_first():
+        client.key_value_set(f"jddtree/{name}", text)
+        return text
+    return client.blocking_key_value_get(f"jddtree/{name}", FOREVER_MS)
+
+
 def finish() -> None:
     """Leave together with the other processes; does nothing for a single one."""
     if distributed.global_state.client is not None:

@@ -1,0 +1,64 @@
+"""`bench auto`: node counts chosen round by round against every fixed count, by cost curves."""
+
+import json
+from pathlib import Path
+
+from tqdm import tqdm
+
+from jddtree.api import prompt_ids
+from jddtree.benchmarks import auto_budget, results
+from jddtree.cli.inputs import numbers, read_prompts
+from jddtree.cli.progress import Bars
+from jddtree.decoding.calibration import read_calibration
+from jddtree.decoding.costs import read_costs
+from jddtree.evaluation import economy_plots, plots
+from jddtree.evaluation.lines import StdlibLines
+from jddtree.loading import Model, load
+
+PROMPTS = 24
+
+
+def run(
+    target: Path | None,
+    draft: Path | None,
+    prompts: Path | None,
+    cost: list[Path] | None,
+    calibration: Path | None,
+    budgets: str,
+    temperatures: str,
+    max_tokens: int,
+    batch: int,
+    dtype: str,
+    mesh: int | None,
+    expert_layout: str,
+    plot: Path | None,
+    output: Path | None,
+) -> None:
+    """Run `bench auto` with the options of `jddtree.cli.main.bench_auto`."""
+    if plot is not None:
+        plots.check()
+    counts, heats = numbers(budgets, "--budgets", int), numbers(temperatures, "--temperatures", float)
+    curves = {path.stem: read_costs(path) for path in cost} if cost else auto_budget.shipped_curves()
+    with Bars(False, "Loading ") as bar:
+        model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
+    ids = evaluation_lines(model) if target is None and prompts is None else read_prompts(model, prompts)
+    bench = auto_budget.Bench(model, ids, max_tokens, max(counts), min(batch, len(ids)))
+    if calibration is not None:
+        bench.single.calibration = read_calibration(calibration)
+    curves = bench.measured() | curves
+    rows: list[results.Row] = [{"table": "curve", "curve": name} | table.record() for name, table in curves.items()]
+    for temperature in tqdm(heats, desc="Temperatures"):
+        fixed = bench.fixed(counts, temperature)
+        rows += auto_budget.rows_of(temperature, bench, fixed, curves)
+    print(results.table([row for row in rows if row["table"] == "auto"], auto_budget.COLUMNS))
+    if output is not None:
+        results.write(output, rows)
+    if plot is not None:
+        economy_plots.draw(rows, plot)
+    print(json.dumps(results.record(rows)))
+
+
+def evaluation_lines(model: Model) -> list[list[int]]:
+    """Places in source files that the bundled pair was not trained on, and that `calibrate` does not fit to."""
+    examples = StdlibLines().examples(None)[2::4][:PROMPTS]
+    return [prompt_ids(model, example.prompt, raw=True) for example in examples]
