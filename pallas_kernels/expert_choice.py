@@ -18,7 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import wide
-from pallas_kernels.selection import Place, interpreted, layer_kernels, padded_size
+from pallas_kernels.selection import Place, interpreted, layer_kernels
+from pallas_kernels.stack_matmul import part_sum
 from pallas_kernels.versions import triton_call
 
 
@@ -79,19 +80,9 @@ def _kernel(
     row = pl.program_id(0)
     experts, width = bias_ref.shape[1], inner_ref.shape[1]
 
-    def total(start: int, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Columns from `start`, those inside, and the sums of their parts"""
-        column = jnp.arange(padded_size(size), dtype=jnp.int32)
-        inside = column < size
-        sums = [
-            plt.load(parts_ref.at[part, row, start + column], mask=inside, other=0.0)
-            for part in range(parts_ref.shape[0])
-        ]
-        return column, inside, functools.reduce(jnp.add, sums)
-
     @pl.when(pl.program_id(1) == 0)
     def _choose() -> None:
-        expert, inside, logits = total(0, experts)
+        expert, inside, logits = part_sum(parts_ref, row, 0, experts)
         correction = plt.load(bias_ref.at[layer_ref[0] - first, expert], mask=inside, other=0.0)
         scores = jax.nn.sigmoid(logits)
         left, chosen = jnp.where(inside, scores + correction, -jnp.inf), []
@@ -107,6 +98,6 @@ def _kernel(
 
     @pl.when(pl.program_id(1) == 1)
     def _activate() -> None:
-        column, inside, gate = total(experts, width)
-        up = total(experts + width, width)[2]
+        column, inside, gate = part_sum(parts_ref, row, experts, width)
+        up = part_sum(parts_ref, row, experts + width, width)[2]
         plt.store(inner_ref.at[row, column], (jax.nn.silu(gate) * up).astype(inner_ref.dtype), mask=inside)

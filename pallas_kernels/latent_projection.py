@@ -21,7 +21,8 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import wide
 from pallas_kernels.residual_norm import rms_norm
-from pallas_kernels.selection import Place, interpreted, layer_kernels, padded_size
+from pallas_kernels.selection import Place, interpreted, layer_kernels
+from pallas_kernels.stack_matmul import part_sum
 from pallas_kernels.versions import triton_call
 
 
@@ -93,14 +94,9 @@ def _kernel(
     kind = query_ref.dtype
 
     def total(start: int, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Columns from `start`, those inside, and their sums rounded to the compute dtype, as float32"""
-        column = jnp.arange(padded_size(size), dtype=jnp.int32)
-        inside = column < size
-        sums = [
-            plt.load(parts_ref.at[part, row, start + column], mask=inside, other=0.0)
-            for part in range(parts_ref.shape[0])
-        ]
-        return column, inside, functools.reduce(jnp.add, sums).astype(kind).astype(jnp.float32)
+        """`part_sum`, rounded to the compute dtype, as float32"""
+        column, inside, sums = part_sum(parts_ref, row, start, size)
+        return column, inside, sums.astype(kind).astype(jnp.float32)
 
     def normed(start: int, weight_ref: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Columns, those inside, and their norm in the compute dtype"""

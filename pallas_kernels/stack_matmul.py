@@ -113,3 +113,14 @@ def _store(out_ref: Any, sums: jax.Array, part: jax.Array, first_row: int, row: 
     token = jnp.arange(sums.shape[1], dtype=jnp.int32)
     inside = (row < rows)[:, None] & (token < out_ref.shape[1])[None, :]
     plt.store(out_ref.at[part, token[None, :], first_row + row[:, None]], sums, mask=inside)
+
+
+def part_sum(parts_ref: Any, row: jax.Array, start: int, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """In a kernel that reads the parts: `size` columns from `start` of a row, as their numbers, which of them are
+    inside (there is a power of two of them), and their sums float32."""
+    column = jnp.arange(padded_size(size), dtype=jnp.int32)
+    inside = column < size
+    sums = [
+        plt.load(parts_ref.at[part, row, start + column], mask=inside, other=0.0) for part in range(parts_ref.shape[0])
+    ]
+    return column, inside, functools.reduce(jnp.add, sums)
