@@ -3,9 +3,9 @@
 python -m jddtree.benchmarks.evaluation --output docs/results/eval-cpu.json
 
 It runs programs that the model writes, in the sandbox. Rows by "table": "engine" (seconds to compile the one that all
-tasks share), "scores" (a task's metric; seconds of the whole task), "compare" (a method), "divergence" (a prompt at which
-a method parts from the first one) and "perplexity" (a held-out file, and all of them). The file is written anew with
-every row.
+tasks share), "scores" (a task's metric; seconds of the whole task), "compare" (a method), "divergence" (a prompt at
+which a method parts from the first one) and "perplexity" (a held-out file, and all of them). The file is written anew
+with every row.
 """
 
 import argparse
@@ -36,16 +36,18 @@ MAX_TOKENS, BUDGET, BATCH, CONTEXT = 128, 16, 8, 2048
 METHODS = ("ar", "dflash", "ddtree")
 LINES = ("stdlib_lines", "stdlib_line_ends")
 SETTINGS: dict[str, Any] = {"method": "ddtree", "budget": BUDGET}
-SCORES = {
-    "task": "", "metric": "", "value": ".4f", "stderr": ".4f", "n": "d", "tokens": "d", "acceptance_length": ".2f",
-    "seconds": ".0f",
+COLUMNS = {
+    "scores": {
+        "task": "", "metric": "", "value": ".4f", "stderr": ".4f", "n": "d", "errors": "d", "tokens": "d",
+        "acceptance_length": ".2f", "seconds": ".0f",
+    },
+    "compare": {
+        "dtype": "", "method": "", "tokens": "d", "rounds": "d", "acceptance_length": ".2f", "prompts": "d",
+        "identical": "d",
+    },
+    "divergence": {"dtype": "", "id": "", "method": "", "position": "d", "margin": ".4f"},
+    "perplexity": {"file": "", "tokens": "d", "bytes": "d", "token_perplexity": ".2f", "bits_per_byte": ".3f"},
 }  # fmt: skip
-COMPARE = {
-    "dtype": "", "method": "", "tokens": "d", "rounds": "d", "acceptance_length": ".2f", "identical": "d",
-    "prompts": "d",
-}  # fmt: skip
-DIVERGENCES = {"dtype": "", "id": "", "method": "", "position": "d", "margin": ".4f"}
-PERPLEXITY = {"file": "", "tokens": "d", "bytes": "d", "token_perplexity": ".2f", "bits_per_byte": ".3f"}
 
 
 def measure() -> Iterator[Row]:
@@ -116,9 +118,9 @@ def _perplexity_row(file: str, sums: dict[str, float]) -> Row:
     }  # fmt: skip
 
 
-def table_of(rows: list[Row], name: str, columns: dict[str, str]) -> str:
-    """The rows of one table."""
-    return results.table([row for row in rows if row["table"] == name], columns)
+def table_of(rows: list[Row], name: str) -> str:
+    """The table of a name, one of COLUMNS."""
+    return results.table([row for row in rows if row["table"] == name], COLUMNS[name])
 
 
 def main() -> None:

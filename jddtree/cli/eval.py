@@ -73,12 +73,12 @@ def run(
     """
     _check(tasks, compare, golden, perplexity, plot, request["method"])
     start(coordinator, processes, process_id)
-    silent = quiet or not is_first()
     methods = losslessness.methods_of(compare) if compare is not None else []
     asked = _tasks(tasks, allow_code) if tasks is not None else []
     text = read_text(perplexity, "--perplexity") if perplexity is not None else None
     recorded = read_golden(golden) if golden is not None else []
     use_compile_cache(compile_cache)
+    silent = quiet or not is_first()
     wants_drafter = draft is not None or any(method != "ar" for method in methods or [request["method"]])
     with Bars(silent, "Loading ") as bar:
         model = load(
@@ -91,8 +91,8 @@ def run(
             "target": str(target or "bundled"), "draft": str(draft) if draft else None, "dtype": str(model.dtype),
             "mesh": model.mesh.size if model.mesh else 1, "expert_layout": expert_layout, "kernels": kernels,
         },
-        tuple(stop or ()), ignore_eos, system_prompt,
-        {"rows": capacity, "chunk": prefill_chunk, "rounds": rounds_per_dispatch},
+        stop=tuple(stop or ()), ignore_eos=ignore_eos, system_prompt=system_prompt,
+        shapes={"rows": capacity, "chunk": prefill_chunk, "rounds": rounds_per_dispatch},
     )  # fmt: skip
     report: Row = {}
     with Counter(silent) as counter, _spoken_once():
