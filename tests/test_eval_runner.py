@@ -17,6 +17,7 @@ from eval_harness import CONTEXT, Functions, engine, micro, scorer, settings
 from harness import compilations
 
 from jddtree.api import prompt_ids
+from jddtree.benchmarks import results as benchmark_results
 from jddtree.cli import eval as cli
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.generate import generate_batch
@@ -51,6 +52,14 @@ def files(folder):
     header = json.loads(samples.read_text().split("\n")[0])
     rows = [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(samples)]
     return {key: value for key, value in found.items() if key not in TIMES}, header, rows
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commit():
+    """The results name the commit, which must not change while the tests compare files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark_results, "commit", lambda: "0123456789ab")
+        yield
 
 
 @pytest.fixture(scope="module")

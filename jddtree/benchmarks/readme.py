@@ -5,13 +5,15 @@ A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`.
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from jddtree.benchmarks import generation, kernels_table, results
+from jddtree.benchmarks import evaluation, generation, kernels_table, results
 from pallas_kernels.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/kernels.md")
+PAGES = ("README.md", "docs/evaluation.md", "docs/kernels.md")
 KERNEL_COLUMNS = {
     "kernel": "",
     "tokens": "d",
@@ -22,7 +24,8 @@ KERNEL_COLUMNS = {
     "peer": "",
     "peer_us": ".1f",
 }
-MADE_BY = {
+MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
+    **{f"docs/results/eval-cpu.json {name}": partial(evaluation.table_of, name=name) for name in evaluation.COLUMNS},
     "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
     "docs/results/kernels-h200.json": kernels_table.summary,
     "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
