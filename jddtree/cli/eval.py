@@ -120,10 +120,10 @@ def _check(
         raise UserError(f"{'--compare' if compare else '--plot'} needs prompts; give --tasks NAMES")
     if tasks is None and golden is None and perplexity is None:
         raise UserError("there is nothing to do; give --tasks NAMES, --golden FILE or --perplexity FILE")
+    if plot is not None and method != "ddtree":
+        raise UserError(f"--plot shows what trees bring, but the method is {method!r}; leave out one of the two")
     if plot is not None:
         plots.check()
-        if method != "ddtree":
-            raise UserError(f"--plot shows what trees bring, but the method is {method!r}; leave out one of the two")
 
 
 @contextlib.contextmanager
