@@ -4,7 +4,7 @@
 it. What changes on the way (`jddtree.models.parameters` says why):
 * rotary rows of q_b and kv_a go from interleaved pairs to half-split order;
 * kv_b splits, inside each head, into k_up (first rows) and v_up;
-* the router becomes float32; packed experts go to tile order (`converters.packing`) and stay INT4.
+* packed experts go to tile order (`converters.packing`) and stay INT4.
 Tensor names, shapes and types: the published K2.6 index; a projection is packed when it has `.weight_packed`.
 """
 

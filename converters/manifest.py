@@ -18,7 +18,7 @@ from jddtree.config import read_json
 from jddtree.errors import UserError
 
 FORMAT = "jddtree store"
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
 JOURNAL = "convert.journal"  # there while a conversion is unfinished
 PARTS = ("target", "drafter")

@@ -7,7 +7,7 @@
     STORE/drafter/...             only when a drafter was converted
 
 A .bin file holds the piece of `converters.pieces.layout`, little-endian and C-ordered, nothing else: bfloat16 (float32
-where the checkpoint has it), float32 for router and bias, int32 for experts in the order of `converters.packing`.
+where the checkpoint has it), float32 for the router's bias, int32 for experts in the order of `converters.packing`.
 Nothing depends on the number of devices, on time or on the machine. docs/store.md says why it is made so.
 """
 

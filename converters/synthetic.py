@@ -9,6 +9,7 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib.resources import files
@@ -76,19 +77,19 @@ def write_checkpoint(
     Raises UserError for a folder that is not empty, a preset that does not exist and values that make no model.
     """
     directory = _new_folder(directory)
-    if preset not in PRESETS:
-        raise UserError(f"preset is {preset!r}, but must be one of {', '.join(PRESETS)}")
-    values = read_json((base or _bundled("target")) / "config.json")
-    text = values["text_config"]
-    if isinstance(config, TargetConfig):
-        config = {item.name: getattr(config, item.name) for item in fields(config) if item.name in text}
-    text |= {**PRESETS[preset], **config}
-    _write_json(directory / "config.json", values)
+    values = _write_config(directory, preset, config, base or _bundled("target"))
     _copy_tokenizer(tokenizer or base or _bundled("target"), directory)
     made = target_config(directory)
     tensors = target_list(made) + (vision_list(values["vision_config"], made) if vision else [])
     write_shards(directory, tensors, seed, shards, progress)
     return made
+
+
+def preset_config(preset: str, values: Mapping[str, Any]) -> TargetConfig:
+    """The configuration that `write_checkpoint` would write, with `values` of text_config replaced; no file is kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write_config(Path(folder), preset, values, _bundled("target"))
+        return target_config(Path(folder))
 
 
 def write_drafter(
@@ -175,6 +176,19 @@ def _new_folder(directory: Path) -> Path:
         raise UserError(f"{directory} exists and is no empty folder; give a new one")
     directory.mkdir(parents=True, exist_ok=True)
     return directory
+
+
+def _write_config(directory: Path, preset: str, config: TargetConfig | Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Write config.json and return its values"""
+    if preset not in PRESETS:
+        raise UserError(f"preset is {preset!r}, but must be one of {', '.join(PRESETS)}")
+    values = read_json(base / "config.json")
+    text = values["text_config"]
+    if isinstance(config, TargetConfig):
+        config = {item.name: getattr(config, item.name) for item in fields(config) if item.name in text}
+    text |= {**PRESETS[preset], **config}
+    _write_json(directory / "config.json", values)
+    return values
 
 
 def _copy_tokenizer(source: Path, directory: Path) -> None:

@@ -4,12 +4,12 @@
   ids           [T, k] int32; a number outside [0, num_experts) is not routed here, so that an expert-parallel rank
                 passes ids minus its own first
   weights       [T, k] float32
-  valid         [T] bool; a row that is not valid routes nowhere, loads no expert and gives exactly 0, whatever its
-                x, ids and weights hold
+  valid         [T] bool or int32, 0 for no; a row that is not valid routes nowhere, loads no expert and gives exactly
+                0, whatever its x, ids and weights hold
   experts       PackedExperts (expert_matmul_layout.py); its leading axis may hold the experts of many layers
-  first_expert  int32 scalar, traced: where this layer begins on that axis
-Returns [T, H] in out_dtype (None: x.dtype; float32 for partial sums that are still to be reduced over ranks); sums
-are float32. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
+  first_expert  int32 scalar, traced: where this layer begins on that axis; or a Place, for layers of num_experts each
+Returns [T, H] in out_dtype (None: x.dtype; wide.sum_dtype for partial sums that are still to be reduced over ranks);
+sums are float32, in "xla" those of wide.sum_dtype. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
 into the float32 sum of a group instead, which is more exact.
 
 implementation: "xla" plain JAX on any device, "pallas" the Pallas-Triton kernels, "mosaic" the
@@ -18,18 +18,22 @@ on a GPU and "xla" elsewhere. ValueError: shapes or dtypes that do not fit toget
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import wide
 from pallas_kernels.expert_matmul_layout import PackedExperts, check_packed
-from pallas_kernels.expert_matmul_triton import expert_mlp_triton
+from pallas_kernels.expert_matmul_triton import expert_rows_triton
 from pallas_kernels.expert_matmul_xla import expert_mlp_xla
 from pallas_kernels.launch import ExpertLaunch, expert_launch
+from pallas_kernels.residual_norm import RoutedRows
+from pallas_kernels.selection import Place
 from pallas_kernels.versions import mosaic_supported
 
-__all__ = ["IMPLEMENTATIONS", "PackedExperts", "expert_mlp"]
+__all__ = ["IMPLEMENTATIONS", "PackedExperts", "expert_mlp", "expert_rows"]
 
 IMPLEMENTATIONS = ("xla", "pallas", "mosaic")
 
@@ -40,7 +44,7 @@ def expert_mlp(
     weights: jax.Array,
     valid: jax.Array,
     experts: PackedExperts,
-    first_expert: jax.Array,
+    first_expert: jax.Array | Place,
     *,
     num_experts: int,
     implementation: str | None = None,
@@ -48,23 +52,49 @@ def expert_mlp(
     out_dtype: jnp.dtype | None = None,
 ) -> jax.Array:
     """The routed sum of a layer's experts; the module says what each argument is."""
+    out = expert_rows(
+        x, ids, weights, valid, experts, first_expert,
+        num_experts=num_experts, implementation=implementation, interpret=interpret,
+    )  # fmt: skip
+    total = out.total() if isinstance(out, RoutedRows) else out
+    return lax.optimization_barrier(wide.convert(total, out_dtype or x.dtype))
+
+
+def expert_rows(
+    x: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+    valid: jax.Array,
+    experts: PackedExperts,
+    first_expert: jax.Array | Place,
+    *,
+    num_experts: int,
+    implementation: str | None = None,
+    interpret: bool | None = None,
+) -> RoutedRows | jax.Array:
+    """As expert_mlp, but what the kernels make is not yet added up: a row in x.dtype for each choice, for what reads
+    it next to add. The plain twin returns the sum [T, H] in `wide.sum_dtype`."""
     _check(x, ids, weights, valid, experts, num_experts)
-    first_expert = jnp.asarray(first_expert, jnp.int32)
-    routed = valid[:, None] & (ids >= 0) & (ids < num_experts)
-    operands = (x, ids, weights, routed, experts, first_expert)
+    operands = (x, ids, weights, valid, experts)
     launch = expert_launch(x.shape[0], experts.hidden, experts.intermediate)
     on_gpu = jax.default_backend() == "gpu"
     implementation = implementation or (_best(launch, x, experts) if on_gpu else "xla")
     if implementation == "xla":
-        out = expert_mlp_xla(*operands, num_experts=num_experts)
-    elif implementation == "pallas":
+        return expert_mlp_xla(*operands, _number(first_expert, num_experts), num_experts=num_experts)
+    if implementation == "pallas":
         interpret = not on_gpu if interpret is None else interpret
-        out = expert_mlp_triton(*operands, num_experts=num_experts, launch=launch, interpret=interpret)
-    elif implementation == "mosaic":
-        out = _mosaic()(*operands, num_experts=num_experts, launch=launch)
-    else:
-        raise ValueError(f"implementation must be None or one of {IMPLEMENTATIONS}, got {implementation!r}")
-    return lax.optimization_barrier(out.astype(out_dtype or x.dtype))
+        settings: dict[str, Any] = {"num_experts": num_experts, "launch": launch, "interpret": interpret}
+        return expert_rows_triton(*operands, first_expert, **settings)
+    if implementation == "mosaic":
+        return _mosaic()(*operands, _number(first_expert, num_experts), num_experts=num_experts, launch=launch)
+    raise ValueError(f"implementation must be None or one of {IMPLEMENTATIONS}, got {implementation!r}")
+
+
+def _number(first_expert: jax.Array | Place, num_experts: int) -> jax.Array:
+    """Where the layer begins, int32 scalar"""
+    if isinstance(first_expert, Place):
+        return (first_expert.layer - first_expert.first) * num_experts
+    return jnp.asarray(first_expert, jnp.int32)
 
 
 def _best(launch: ExpertLaunch, x: jax.Array, experts: PackedExperts) -> str:
@@ -73,13 +103,13 @@ def _best(launch: ExpertLaunch, x: jax.Array, experts: PackedExperts) -> str:
     return launch.implementation if mosaic_supported() and fits else "pallas"
 
 
-def _mosaic() -> Callable[..., jax.Array]:
+def _mosaic() -> Callable[..., RoutedRows]:
     """Imported on use: jax's Mosaic modules need absl, which jax does not declare."""
     if not mosaic_supported():
         raise ValueError(f"implementation 'mosaic' needs jax 0.11 or later, this is {jax.__version__}")
-    from pallas_kernels.expert_matmul_mosaic import expert_mlp_mosaic
+    from pallas_kernels.expert_matmul_mosaic import expert_rows_mosaic
 
-    return expert_mlp_mosaic
+    return expert_rows_mosaic
 
 
 def _check(
@@ -94,7 +124,7 @@ def _check(
         raise ValueError(f"ids must be int32 [{rows}, k] beside x {x.shape}, got {ids.dtype} {ids.shape}")
     if weights.shape != ids.shape or weights.dtype != jnp.float32:
         raise ValueError(f"weights must be float32 {ids.shape} like ids, got {weights.dtype} {weights.shape}")
-    if valid.shape != (rows,) or valid.dtype != jnp.bool_:
-        raise ValueError(f"valid must be bool [{rows}] beside x {x.shape}, got {valid.dtype} {valid.shape}")
+    if valid.shape != (rows,) or valid.dtype not in (jnp.bool_, jnp.int32):
+        raise ValueError(f"valid must be bool or int32 [{rows}] beside x {x.shape}, got {valid.dtype} {valid.shape}")
     if not 0 < num_experts <= experts.number:
         raise ValueError(f"num_experts {num_experts} must be between 1 and the {experts.number} packed experts")

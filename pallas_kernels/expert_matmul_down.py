@@ -62,7 +62,7 @@ def down_kernel(
 
     @pl.when(entry >= 0)
     def _() -> None:
-        expert = plan.expert_of(entry) + first_ref[0]
+        expert = plan.stored_expert(entry, first_ref[0])
         magic, zero = constants(expert)
         words, scales = lane_words(UNITS), lane_scales(UNITS)
 
@@ -121,7 +121,7 @@ def streamed_down_kernel(
 
     @pl.when(entry >= 0)
     def _() -> None:
-        expert = plan.expert_of(entry) + first_ref[0]
+        expert = plan.stored_expert(entry, first_ref[0])
         unknown = constants(expert)
         words, scales = lane_words(UNITS), lane_scales(UNITS)
         places = [tile * plan.tile + s * TOKENS for s in range(plan.tile // TOKENS)]

@@ -53,7 +53,7 @@ def gate_up_kernel(
 
     @pl.when(entry >= 0)
     def _() -> None:
-        expert = plan.expert_of(entry) + first_ref[0]
+        expert = plan.stored_expert(entry, first_ref[0])
         lane = iota(LANES)
         token, slot = lane // 4, lane % 4
         rows = [_token_row(entry_ref, tile, entry, s * TOKENS + token, plan) for s in range(plan.tile // TOKENS)]

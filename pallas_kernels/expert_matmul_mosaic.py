@@ -27,8 +27,9 @@ from pallas_kernels.expert_matmul_mosaic_lanes import (
     store_weighted,
 )
 from pallas_kernels.expert_matmul_plan import Plan, make_plan, work_list
-from pallas_kernels.expert_matmul_triton import activate, combine
+from pallas_kernels.expert_matmul_triton import activate
 from pallas_kernels.launch import ExpertLaunch
+from pallas_kernels.residual_norm import RoutedRows
 
 ROWS = 256  # rows of a program, in packed order
 TILE = 8  # tokens of a tile
@@ -37,27 +38,28 @@ GATE_UP = Weights(row_tiles=4, units=2)
 DOWN = Weights(row_tiles=8, units=1)
 
 
-def expert_mlp_mosaic(
+def expert_rows_mosaic(
     x: jax.Array,
     ids: jax.Array,
     weights: jax.Array,
-    routed: jax.Array,
+    valid: jax.Array,
     experts: PackedExperts,
     first_expert: jax.Array,
     *,
     num_experts: int,
     launch: ExpertLaunch,
-) -> jax.Array:
-    """As expert_matmul.expert_mlp, with routed bool [T, k] for the ids that count. Returns float32 [T, H]."""
+) -> RoutedRows:
+    """As expert_matmul.expert_rows."""
     if x.dtype != jnp.bfloat16 or experts.hidden % 256 or experts.intermediate % 128:
         sizes = f"hidden {experts.hidden} and intermediate {experts.intermediate}"
         raise ValueError(f"mosaic needs bfloat16, multiples of 256 and 128, got {x.dtype}, {sizes}")
     plan = make_plan(ids.shape[0], ids.shape[1], num_experts, TILE)
+    routed = valid.astype(jnp.bool_)[:, None] & (ids >= 0) & (ids < num_experts)
     entries = work_list(ids, routed, plan)
     first = first_expert.reshape(1)
     h = activate(gate_up(x, experts, entries, first, plan, launch)).astype(x.dtype)
     rows = down(h, weights.reshape(-1), experts, entries, first, plan, launch)
-    return combine(rows, routed)
+    return RoutedRows(rows.reshape(*ids.shape, x.shape[1]), routed.astype(jnp.int32))
 
 
 def gate_up(
@@ -78,7 +80,7 @@ def gate_up(
 
         @pl.when(entry >= 0)
         def _() -> None:
-            expert = plan.expert_of(entry) + first_ref[0]
+            expert = plan.stored_expert(entry, first_ref[0])
 
             def fetch(step: jax.Array) -> tuple[Any, Any]:
                 group = part * part_groups + step * STEP
@@ -126,7 +128,7 @@ def down(
 
         @pl.when(entry >= 0)
         def _() -> None:
-            expert = plan.expert_of(entry) + first_ref[0]
+            expert = plan.stored_expert(entry, first_ref[0])
 
             def fetch(step: jax.Array) -> tuple[Any, Any]:
                 block = first_block + lax.div(step, jnp.int32(block_steps))

@@ -13,12 +13,15 @@ import jax.numpy as jnp
 
 
 class Plan(NamedTuple):
-    """Static sizes of a work list."""
+    """Static sizes of a work list. stride, offset: expert e of the layer stands at e + (first - offset) * stride in the
+    arrays, where first is the traced number that the kernels are given."""
 
     tokens: int
     top_k: int
     num_experts: int
     tile: int
+    stride: int = 1
+    offset: int = 0
 
     @property
     def pairs(self) -> int:
@@ -35,6 +38,9 @@ class Plan(NamedTuple):
 
     def expert_of(self, entry: jax.Array) -> jax.Array:
         return entry >> self.pair_bits
+
+    def stored_expert(self, entry: jax.Array, first: jax.Array) -> jax.Array:
+        return self.expert_of(entry) + (first - self.offset) * self.stride
 
     def pair_of(self, entry: jax.Array) -> jax.Array:
         return entry & (2**self.pair_bits - 1)

@@ -1,10 +1,10 @@
 """Routed INT4 experts as two Pallas-Triton kernels: gate+up, then down, one warp per program and no shared memory.
 
-  work list      entries of expert_matmul_plan.py (XLA)
+  work list      entries of expert_matmul_list.py for few rows, of expert_matmul_plan.py (XLA) for more
   gate+up        x, entries -> partial sums float32 [split, 2, T * k, I], row = pair (token * k + choice)
   SiLU           h [T * k, I] in x.dtype = silu(gate) * up, partial sums added (XLA)
   down           h, entries, routing weights -> [T * k, H] in x.dtype, each row times its weight
-  combine        the sum of a token's k rows, float32 (XLA)
+What reads the rows adds up those of a token.
 Sums run in a fixed order, so that results repeat bit for bit. Rows of pairs that are not routed are never written
 and never read. Operands are x.dtype: bfloat16 uses the tensor cores; float32 is for tests and small models.
 """
@@ -17,33 +17,44 @@ import jax.numpy as jnp
 from pallas_kernels.expert_matmul_down import down_kernel, streamed_down_kernel
 from pallas_kernels.expert_matmul_gate_up import gate_up_kernel
 from pallas_kernels.expert_matmul_layout import UNIT_ROWS, PackedExperts
+from pallas_kernels.expert_matmul_list import pallas_work_list
 from pallas_kernels.expert_matmul_plan import Plan, make_plan, work_list
 from pallas_kernels.launch import ExpertLaunch
+from pallas_kernels.residual_norm import RoutedRows
+from pallas_kernels.selection import Place
 from pallas_kernels.versions import triton_call
 
+LISTED_ROWS = 128  # up to which two kernels make the work list faster than XLA
 RESIDENT_GROUPS = 8  # scale groups of h that one warp can hold in registers: 256 intermediate columns
 
 
-def expert_mlp_triton(
+def expert_rows_triton(
     x: jax.Array,
     ids: jax.Array,
     weights: jax.Array,
-    routed: jax.Array,
+    valid: jax.Array,
     experts: PackedExperts,
-    first_expert: jax.Array,
+    first_expert: jax.Array | Place,
     *,
     num_experts: int,
     launch: ExpertLaunch,
     interpret: bool,
-) -> jax.Array:
-    """As expert_matmul.expert_mlp, with routed bool [T, k] for the ids that count. Returns float32 [T, H]."""
+) -> RoutedRows:
+    """As expert_matmul.expert_rows."""
     plan = make_plan(ids.shape[0], ids.shape[1], num_experts, launch.tile)
-    entries = work_list(ids, routed, plan)
+    if isinstance(first_expert, Place):
+        plan = plan._replace(stride=num_experts, offset=first_expert.first)
+        first_expert = first_expert.layer
+    if 1 < plan.tokens <= LISTED_ROWS:
+        entries, counts = pallas_work_list(ids, valid.astype(jnp.int32), plan, interpret)
+    else:
+        routed = valid.astype(jnp.bool_)[:, None] & (ids >= 0) & (ids < num_experts)
+        entries, counts = work_list(ids, routed, plan), routed.astype(jnp.int32)
     first = first_expert.reshape(1)
     partial = gate_up(x, experts, entries, first, plan, launch, interpret)
     h = activate(partial).astype(x.dtype)
     rows = down(h, weights.reshape(-1), experts, entries, first, plan, launch, interpret)
-    return combine(rows, routed)
+    return RoutedRows(rows.reshape(*ids.shape, x.shape[1]), counts)
 
 
 def gate_up(
@@ -100,9 +111,3 @@ def down(
         interpret=interpret,
     )
     return call(h, weights, experts.down, experts.down_scale, entries, first)
-
-
-def combine(rows: jax.Array, routed: jax.Array) -> jax.Array:
-    """Rows [T * k, H] -> float32 [T, H], the sum of a token's routed rows in order of choice."""
-    by_choice = rows.reshape(*routed.shape, rows.shape[1]).astype(jnp.float32)
-    return jnp.where(routed[:, :, None], by_choice, 0.0).sum(axis=1)

@@ -1,15 +1,15 @@
 """Plain-JAX twin of the expert kernels: a loop over the experts touched that dequantises one at a time.
 
-Weights are bf16(q * scale) cast to x.dtype. Matmuls accumulate in float32, float32 operands at the highest
-precision; gate and up are float32, h = silu(gate) * up is rounded to x.dtype, and the routed sum is float32. Every
-expert touched computes all T rows. Columns are contracted in the order (nibble, word), so that the dequantisation
-runs along contiguous rows.
+Weights are bf16(q * scale) cast to x.dtype. Matmuls and the routed sum are in `wide.sum_dtype`, and h = silu(gate) * up
+is rounded to x.dtype. Every expert touched computes all T rows. Columns are contracted in the order (nibble, word), so
+that the dequantisation runs along contiguous rows.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import wide
 from pallas_kernels.expert_matmul_layout import GROUP, UNIT_ROWS, PackedExperts
 
 NIBBLE_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # of column offset 0..7 in a word
@@ -19,13 +19,14 @@ def expert_mlp_xla(
     x: jax.Array,
     ids: jax.Array,
     weights: jax.Array,
-    routed: jax.Array,
+    valid: jax.Array,
     experts: PackedExperts,
     first_expert: jax.Array,
     *,
     num_experts: int,
 ) -> jax.Array:
-    """As expert_matmul.expert_mlp, with routed bool [T, k] for the ids that count. Returns float32 [T, H]."""
+    """As expert_matmul.expert_mlp. Returns [T, H] in wide.sum_dtype."""
+    routed = valid.astype(jnp.bool_)[:, None] & (ids >= 0) & (ids < num_experts)
     kept = routed.any(axis=1)
     x = jnp.where(kept[:, None], x, jnp.zeros_like(x))
     ids = jnp.where(routed, ids, num_experts)
@@ -34,11 +35,11 @@ def expert_mlp_xla(
     def add_expert(index: jax.Array, total: jax.Array) -> jax.Array:
         expert = touched[index]
         here = ids == expert
-        weight = jnp.where(here, weights, 0.0).sum(axis=1)
+        weight = wide.convert(jnp.where(here, weights, 0.0).sum(axis=1), total.dtype)
         out = _mlp(x, experts, first_expert + expert)
-        return total + jnp.where(here.any(axis=1)[:, None], out * weight[:, None], 0.0)
+        return jnp.where(here.any(axis=1)[:, None], total + out * weight[:, None], total)
 
-    return lax.fori_loop(0, count, add_expert, jnp.zeros(x.shape, jnp.float32))
+    return lax.fori_loop(0, count, add_expert, wide.convert(jnp.zeros(x.shape), wide.sum_dtype(x.dtype)))
 
 
 def _distinct(ids: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
@@ -50,7 +51,7 @@ def _distinct(ids: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _mlp(x: jax.Array, experts: PackedExperts, expert: jax.Array) -> jax.Array:
-    """x [T, H] through one expert -> float32 [T, H]."""
+    """x [T, H] through one expert -> [T, H] in wide.sum_dtype."""
     words, scales, down_words, down_scales = (lax.dynamic_index_in_dim(a, expert, keepdims=False) for a in experts)
     tiles, groups = words.shape[:2]
     units = words.reshape(tiles, groups, 2, 128)
@@ -83,17 +84,11 @@ def _half(scales: jax.Array, half: int) -> jax.Array:
 
 
 def _product(x: jax.Array, words: jax.Array, scales: jax.Array) -> jax.Array:
-    """x [T, K] times the weights of words [K/32, 4, N] and scales [K/32, N] -> float32 [T, N]."""
+    """x [T, K] times the weights of words [K/32, 4, N] and scales [K/32, N] -> [T, N] in wide.sum_dtype."""
     groups, _, rows = words.shape
     shifts = jnp.array(NIBBLE_SHIFTS, jnp.int32).reshape(8, 1, 1, 1)
     codes = lax.shift_right_logical(*jnp.broadcast_arrays(words[None], shifts)) & 15
     product = (codes - 8).astype(jnp.float32) * scales.reshape(1, groups, 1, rows)
     weight = lax.reduce_precision(product, 8, 7).astype(x.dtype).reshape(groups * GROUP, rows)
     by_nibble = x.reshape(x.shape[0], groups * 4, 8).swapaxes(1, 2).reshape(x.shape)
-    return lax.dot_general(
-        by_nibble,
-        weight,
-        (((1,), (0,)), ((), ())),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
+    return wide.product(by_nibble, weight, (1, 0))

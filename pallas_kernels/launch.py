@@ -40,6 +40,7 @@ HOPPER = (
     ExpertLaunch(rows=1, split=28, down_programs=112),
     ExpertLaunch(rows=4, split=14, down_programs=56),
     ExpertLaunch(rows=9, split=7, down_programs=14),
+    ExpertLaunch(rows=16, split=7, down_programs=14),
     ExpertLaunch(rows=17, split=7, down_programs=8),
     ExpertLaunch(rows=33, split=4, down_programs=16),
     ExpertLaunch(rows=65, split=4, down_programs=16),

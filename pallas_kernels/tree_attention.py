@@ -5,7 +5,9 @@ Contract of `tree_attention`:
     cache      [layers, B, S, D + R]  committed tokens; entries at `lengths` and beyond may hold anything, NaN included
     layer      int32                  which layer of the cache is read; the stack is read in place
     lengths    int32 [B]              committed tokens, read on the device
-    rows       [B, C, D + R]          the tree's own latents; rows that nobody sees may hold anything
+    rows       [B, C, D + R]          the tree's own latents; rows that nobody sees may hold anything. Or those of all
+                                      layers [layers, B, P, D + R] with P >= C, read in place: zeros where they are
+                                      padding
     ancestors  uint32 [B, C, ceil(C / 32)]  bit j of row i: row i sees row j; its own bit included
     result     [B, C, heads, D]       in the dtype of `queries`; a row that sees nothing gives 0
 Every row sees the whole committed prefix and its ancestors; keys are [D + R], values their first D entries. A chunk of
@@ -15,6 +17,7 @@ neither. Scores and sums are float32, and results repeat bit for bit.
 implementation: "xla" plain JAX on any device; "mosaic" the Hopper kernel (jax 0.11, bfloat16, D = 512, R = 64, S a
 multiple of 8); "triton" the portable one (powers of two, D >= 32, R >= 16); "pallas" the best kernel for this device:
 "mosaic" on Hopper where it fits, else "triton", but "xla" for float32 on a GPU; None "pallas" on a GPU, else "xla".
+words: `query_words` of the ancestors, for callers that make them once for all layers.
 interpret: run a kernel on the CPU; None where there is no GPU.
 ValueError: an unknown implementation, or operands that do not fit together or the named one, with both values.
 """
@@ -24,15 +27,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels.launch import gpu_generation
 from pallas_kernels.tree_attention_launch import attention_launch
 from pallas_kernels.tree_attention_triton import tree_attention_triton
-from pallas_kernels.tree_attention_words import causal_words, visible
+from pallas_kernels.tree_attention_words import TREE_TILE, causal_words, query_words, visible
 from pallas_kernels.tree_attention_xla import KEY_BLOCK, tree_attention_xla
 from pallas_kernels.versions import mosaic_supported
 
-__all__ = ["IMPLEMENTATIONS", "KEY_BLOCK", "causal_words", "tree_attention", "visible"]
+__all__ = ["IMPLEMENTATIONS", "KEY_BLOCK", "TREE_TILE", "causal_words", "query_words", "tree_attention", "visible"]
 
 IMPLEMENTATIONS = ("xla", "pallas", "mosaic", "triton")
 INTERPRETED_MULTIPROCESSORS = 6
@@ -49,14 +53,18 @@ def tree_attention(
     latent_size: int,
     scale: float,
     implementation: str | None = None,
+    words: jax.Array | None = None,
     interpret: bool | None = None,
 ) -> jax.Array:
     """Attend as the module says. scale: positive, of the scores."""
     _check(queries, cache, lengths, rows, ancestors, latent_size, scale)
-    operands = queries, cache, jnp.asarray(layer, jnp.int32), lengths, rows, ancestors
+    layer = jnp.asarray(layer, jnp.int32)
     sizes: dict[str, Any] = {"latent_size": latent_size, "scale": scale}
     interpret = jax.default_backend() != "gpu" if interpret is None else interpret
     chosen = _choose(implementation, queries, cache, latent_size, interpret)
+    if rows.ndim == 4 and chosen != "mosaic":
+        rows = lax.dynamic_index_in_dim(rows, layer, keepdims=False)[:, : queries.shape[1]]
+    operands = queries, cache, layer, lengths, rows, ancestors
     if chosen == "xla":
         return tree_attention_xla(*operands, **sizes)
     batch, count, heads, _ = queries.shape
@@ -71,7 +79,7 @@ def tree_attention(
     from pallas_kernels.tree_attention_mosaic import interpreter, tree_attention_mosaic
 
     interpreted = interpreter() if interpret else None
-    return tree_attention_mosaic(*operands, **sizes, launch=launch, interpret=interpreted)
+    return tree_attention_mosaic(*operands, **sizes, launch=launch, words=words, interpret=interpreted)
 
 
 def _choose(implementation: str | None, queries: jax.Array, cache: jax.Array, latent_size: int, interpret: bool) -> str:
@@ -117,7 +125,7 @@ def _check(
         raise ValueError(f"cache must be {wanted}, got {cache.dtype} {cache.shape}")
     for name, array, shape, kind in (
         ("lengths", lengths, (batch,), jnp.dtype(jnp.int32)),
-        ("rows", rows, (batch, count, width), dtype),
+        ("rows", rows, _rows_shape(rows, cache, batch, count, width), dtype),
         ("ancestors", ancestors, (batch, count, -(-count // 32)), jnp.dtype(jnp.uint32)),
     ):
         if array.shape != shape or array.dtype != kind:
@@ -125,3 +133,10 @@ def _check(
             raise ValueError(f"{name} must be {wanted}, got {array.dtype} {array.shape}")
     if not 0 < latent_size < width or not scale > 0:
         raise ValueError(f"latent_size must be in 1..{width - 1} and scale positive, got {latent_size} and {scale}")
+
+
+def _rows_shape(rows: jax.Array, cache: jax.Array, batch: int, count: int, width: int) -> tuple[int, ...]:
+    """What the shape of `rows` must be"""
+    if rows.ndim == 4:
+        return (cache.shape[0], batch, max(count, rows.shape[2]), width)
+    return (batch, count, width)

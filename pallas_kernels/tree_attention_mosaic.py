@@ -23,7 +23,7 @@ from pallas_kernels import tree_attention_mosaic_split as split
 from pallas_kernels.tree_attention_launch import AttentionLaunch, splits, tile_rows
 from pallas_kernels.tree_attention_merge import Partials, merge
 from pallas_kernels.tree_attention_partition import Partition
-from pallas_kernels.tree_attention_words import visible
+from pallas_kernels.tree_attention_words import TREE_TILE, query_words, visible
 
 TILING_ROWS = 8  # a TMA copy into tiled shared memory starts at a multiple of this
 
@@ -48,12 +48,20 @@ def tree_attention_mosaic(
     latent_size: int,
     scale: float,
     launch: AttentionLaunch,
+    words: jax.Array | None = None,
     interpret: Any = None,
 ) -> jax.Array:
     """As tree_attention.tree_attention. interpret: plgpu.InterpretGPUParams to run on the CPU, None for a GPU."""
     if reason := unsupported(queries.dtype, latent_size, queries.shape[-1], cache.shape[2]):
         raise ValueError(f"implementation 'mosaic' {reason}")
-    partials = split_attention(queries, cache, layer, lengths, rows, ancestors, scale, launch, interpret)
+    if words is None:
+        words = query_words(ancestors, queries.shape[2])
+    tiles = words.shape[1] // 2 * TREE_TILE
+    stacked = rows.ndim == 4
+    if not stacked or rows.shape[2] != tiles:
+        own = lax.dynamic_index_in_dim(rows, layer, keepdims=False)[:, : queries.shape[1]] if stacked else rows
+        rows = _padded(_without_padding(own, ancestors), tiles)[None]
+    partials = split_attention(queries, cache, layer, lengths, rows, words, scale, launch, interpret)
     return merge(partials, lengths, ancestors, queries, launch.merge, interpret is not None)
 
 
@@ -63,13 +71,14 @@ def split_attention(
     layer: jax.Array,
     lengths: jax.Array,
     rows: jax.Array,
-    ancestors: jax.Array,
+    words: jax.Array,
     scale: float,
     launch: AttentionLaunch,
     interpret: Any = None,
 ) -> Partials:
-    """What every split contributes."""
-    shape = _shape(queries, cache, scale, launch, interpret is not None)
+    """What every split contributes. rows: whole tree tiles of all layers or, on an axis of 1, of this one; zeros where
+    they are padding."""
+    shape = _shape(queries, cache, scale, launch, rows.shape[0] > 1, interpret is not None)
     count, programs = shape.partition.splits, shape.sequences * shape.tiles
     struct, f32 = jax.ShapeDtypeStruct, jnp.float32
     per_row = struct((count, programs, split.ROWS), f32)
@@ -86,17 +95,19 @@ def split_attention(
     )
     width = queries.shape[-1]
     sums, maximum, total = call(
-        _padded(queries.reshape(shape.sequences, -1, width), shape.query_rows),
+        _padded(queries.reshape(shape.sequences, -1, width), shape.query_rows).reshape(-1, width),
         cache.reshape(-1, width),
-        _padded(_without_padding(rows, ancestors), shape.partition.tree_blocks * split.KEYS),
+        rows.reshape(-1, width),
         layer.reshape(1),
         lengths,
-        _words_of_queries(ancestors, queries.shape[2]),
+        words,
     )
     return Partials(sums, maximum, total, shape.partition, shape.rows_per_tile, rows_last=True)
 
 
-def _shape(queries: jax.Array, cache: jax.Array, scale: float, launch: AttentionLaunch, interpret: bool) -> split.Shape:
+def _shape(
+    queries: jax.Array, cache: jax.Array, scale: float, launch: AttentionLaunch, stacked: bool, interpret: bool
+) -> split.Shape:
     sequences, tree_rows, heads, _ = queries.shape
     rows_per_tile = tile_rows(tree_rows * heads, split.ROWS)
     tiles = math.ceil(tree_rows * heads / rows_per_tile)
@@ -114,28 +125,20 @@ def _shape(queries: jax.Array, cache: jax.Array, scale: float, launch: Attention
         capacity=cache.shape[2],
         factor=scale * math.log2(math.e),
         ahead=launch.ahead,
+        stacked=stacked,
         interpret=interpret,
     )
 
 
 def _padded(array: jax.Array, rows: int) -> jax.Array:
-    """[B, n, width] with n padded to `rows`, flattened to [B * rows, width]."""
-    padded = jnp.pad(array, ((0, 0), (0, rows - array.shape[1]), (0, 0)))
-    return padded.reshape(-1, array.shape[-1])
+    """[B, n, width] with n padded to `rows`."""
+    return jnp.pad(array, ((0, 0), (0, rows - array.shape[1]), (0, 0)))
 
 
 def _without_padding(rows: jax.Array, ancestors: jax.Array) -> jax.Array:
     """Zeros for the rows that are padding, which may be NaN."""
     live = jnp.diagonal(visible(ancestors, rows.shape[1]), axis1=1, axis2=2)
     return jnp.where(live[:, :, None], rows, jnp.zeros((), rows.dtype))
-
-
-def _words_of_queries(ancestors: jax.Array, heads: int) -> jax.Array:
-    """Ancestor words by query row int32 [B, 2 * tree blocks, C * heads + 64]."""
-    blocks = math.ceil(ancestors.shape[1] / split.KEYS)
-    words = jnp.repeat(jnp.swapaxes(ancestors, 1, 2), heads, axis=2)
-    words = jnp.pad(words, ((0, 0), (0, 2 * blocks - words.shape[1]), (0, split.ROWS)))
-    return lax.bitcast_convert_type(words, jnp.int32)
 
 
 def interpreter(**options: Any) -> Any:

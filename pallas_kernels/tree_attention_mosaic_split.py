@@ -25,9 +25,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.tree_attention_partition import Partition
+from pallas_kernels.tree_attention_words import TREE_TILE
 
 LATENT, ROTATED = 512, 64
-KEYS = 64  # keys of a block
+KEYS = TREE_TILE  # keys of a block
 COLUMNS = 64  # columns of a chunk
 ROWS = 64  # query rows of a score tile
 LATENT_CHUNKS = LATENT // COLUMNS
@@ -43,7 +44,8 @@ TILE = plgpu.Layout.WGMMA
 
 @dataclass(frozen=True)
 class Shape:
-    """Static sizes. query_rows, capacity: of a sequence, multiples of 8. rows_per_tile: N. factor: scale x log2(e)."""
+    """Static sizes. query_rows, capacity: of a sequence, multiples of 8. rows_per_tile: N. factor: scale x log2(e).
+    stacked: whether the tree's own rows stand in a stack of all layers, as the cache does."""
 
     partition: Partition
     query_rows: int
@@ -53,6 +55,7 @@ class Shape:
     capacity: int
     factor: float
     ahead: int
+    stacked: bool
     interpret: bool
 
     @property
@@ -110,6 +113,7 @@ class Program:
         self.prefix = shape.partition.prefix(self.length)
         self.first, self.count = shape.partition.span(self.length, self.split)
         self.cache_start = (layer[0] * shape.sequences + self.sequence) * shape.capacity
+        self.own_sequence = self.sequence + (layer[0] * shape.sequences if shape.stacked else 0)
         self.open_count = jnp.clip(lax.div(self.length, jnp.int32(KEYS)) - self.first, 0, self.count)
 
     def slot(self, chunk: int, block: jax.Array) -> jax.Array:
@@ -124,7 +128,7 @@ class Program:
         committed = jnp.clip(self.prefix - self.first, 0, self.count)
         cache_start = self.cache_start + self.first * KEYS
         tree_rows = self.shape.partition.tree_blocks * KEYS
-        rows_start = self.sequence * tree_rows + (self.first - self.prefix) * KEYS
+        rows_start = self.own_sequence * tree_rows + (self.first - self.prefix) * KEYS
         lax.fori_loop(0, committed, self.copy_block(self.cache, cache_start), 0)
         lax.fori_loop(committed, self.count, self.copy_block(self.rows, rows_start), 0)
 

@@ -4,8 +4,13 @@ uint32 [..., C, ceil(C / 32)]: bit j of row i, in word j // 32, says that row i 
 row without any bit is padding.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+TREE_TILE = 64  # rows of a tree that the Hopper kernel reads at once
 
 
 def visible(ancestors: jax.Array, count: int) -> jax.Array:
@@ -23,3 +28,11 @@ def causal_words(valid: jax.Array) -> jax.Array:
     bits = jnp.tril(jnp.ones((count, words * 32), bool)).reshape(count, words, 32)
     packed = (bits.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]).sum(-1, dtype=jnp.uint32)
     return jnp.where(valid[:, :, None], packed[None], jnp.uint32(0))
+
+
+def query_words(ancestors: jax.Array, heads: int) -> jax.Array:
+    """Ancestor words by query row, as the Hopper kernel reads them: int32 [B, 2 * tree tiles, C * heads + 64]."""
+    tiles = math.ceil(ancestors.shape[1] / TREE_TILE)
+    words = jnp.repeat(jnp.swapaxes(ancestors, 1, 2), heads, axis=2)
+    words = jnp.pad(words, ((0, 0), (0, 2 * tiles - words.shape[1]), (0, TREE_TILE)))
+    return lax.bitcast_convert_type(words, jnp.int32)

@@ -77,17 +77,16 @@ def test_published_bytes_and_counts(published_answer: dict[str, Any]) -> None:
 def test_published_memory(published_answer: dict[str, Any]) -> None:
     memory = published_answer["memory"]
     assert memory["cache_bytes_per_token"] == 70_272
-    assert memory["router_float32_extra_bytes"] == 60 * 384 * 7168 * 2
     sizes = per_rank(published_answer)
     eight = sizes[8]
-    assert eight is not None and round((eight - memory["router_float32_extra_bytes"]) / GIB, 2) == 70.95
+    assert eight is not None and round(eight / GIB, 2) == 70.95
     files = PUBLISHED_BYTES["total"] - PUBLISHED_BYTES["experts_shapes"]
-    assert sizes[1] == files + memory["router_float32_extra_bytes"]
+    assert sizes[1] == files
     replicated = 61 * 2 * (1536 * 7168 + 576 * 7168 + 1536 + 512) + PUBLISHED_BYTES["norms"]
-    replicated += 60 * 4 * (384 * 7168 + 384)
+    replicated += 60 * (2 * 384 * 7168 + 4 * 384)
     for ranks in (2, 4, 8):
         assert sizes[ranks] == replicated + (sizes[1] - replicated) // ranks
-    assert "float32" in memory["note"]
+    assert "replicated" in memory["note"]
 
 
 def test_published_index_is_compared_without_a_shard(published: Path, tmp_path: Path) -> None:
@@ -193,7 +192,7 @@ def test_table_shows_the_published_numbers(published_answer: dict[str, Any]) -> 
     for line in (
         "experts_packed 507,343,011,840 472.5000 GiB",
         "total 594,205,904,896 553.3974 GiB",
-        "8 ranks 76,512,894,976 71.2582 GiB",
+        "8 ranks 76,182,593,536 70.9506 GiB",
         "cache_bytes_per_token 70,272",
         "found no index and no shard to compare",
         "rope.factor 64.0",

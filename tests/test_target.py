@@ -10,18 +10,21 @@ import pytest
 import reference
 from harness import REFERENCE_EPS, TEXT_WIDTH, close, draft_of, empty_cache, load_arrays, padded, rows_of, score_texts
 
-import jddtree.models.target as target_module
 from jddtree.config import Rope, target_config
 from jddtree.decoding import rounds
 from jddtree.decoding.sampling import Sampling, choose
 from jddtree.decoding.state import RUNNING, Controls, initial_state
 from jddtree.decoding.tree import Shape, build
 from jddtree.decoding.walk import walk
-from jddtree.models.layers import Weights, contract, rms_norm
-from jddtree.models.mla import LatentAttention
-from jddtree.models.moe import route
+from jddtree.models.layers import rms_norm
+from jddtree.models.mla import LatentAttention, view_of
 from jddtree.models.rope import inverse_frequencies
-from jddtree.models.target import DenseLayer, MoELayer, Rows, Target
+from jddtree.models.target import MoELayers, Rows, Target
+from pallas_kernels import wide
+from pallas_kernels.expert_choice import Router, expert_choice
+from pallas_kernels.residual_norm import block_sum
+from pallas_kernels.selection import Place
+from pallas_kernels.stack_matmul import stack_matmul
 from pallas_kernels.tree_attention import causal_words
 
 TEXTS = (0, 1, 2)
@@ -46,27 +49,38 @@ def layered(pair, texts):
     """Everything the reference arrays hold, from the layer modules driven one by one; per text, without padding."""
     config, routings = pair.target, []
 
-    def recording_route(x, router, bias, config):
-        ids, weights = route(x, router, bias, config)
-        routings.append(Routing(contract(x, router), ids, weights))
-        return ids, weights
+    class RecordingLayers(MoELayers):
+        def choose(self, made, place, dtype):
+            ids, weights, inner = super().choose(made, place, dtype)
+            routings.append(
+                Routing(wide.added(made, jnp.dtype(jnp.float32))[:, : config.n_routed_experts], ids, weights)
+            )
+            return ids, weights, inner
 
-    def layer_module(weights, index: int) -> DenseLayer:
-        dense = config.first_k_dense_replace
-        stack, row = ("dense", index) if index < dense else ("moe", index - dense)
-        arrays = {name: array[row] for name, array in weights[stack].items()}
-        if stack == "dense":
-            return DenseLayer(config, arrays, None)
-        return MoELayer(config, arrays, None, Weights(weights["experts"]), jnp.int32(row))
+    def block(layers, x, view, cache, place):
+        """Residual stream [T, H] after a layer, and the layer's cache rows"""
+        normed = rms_norm(x, place.of(layers.input_norm[...]), config.rms_norm_eps)
+        own = jnp.zeros((cache.shape[0], *view.rows.positions.shape, cache.shape[3]))
+        parts, latents = layers.attend(normed, view, own, cache, place)
+        x = x + wide.added(parts, x.dtype)
+        normed = rms_norm(x, place.of(layers.post_norm[...]), config.rms_norm_eps)
+        made = layers.feed_forward(normed, view.valid, place)
+        return x + block_sum(made.parts, made.routed, x.dtype), latents[place.layer]
 
     @jax.jit
     def run(weights, tokens, counts):
         target, rows = Target(config, weights), rows_of(counts, tokens.shape[1])
         x = jnp.where(rows.valid[..., None], target.embed(tokens), 0)
         found = {"embed": x}
+        view = view_of(rows, config, config.num_attention_heads)
         cache = empty_cache(config, tokens.shape[0], jnp.float32)
+        dense, moe = target.dense, RecordingLayers(config, weights["moe"], None, target.moe.experts)
         for index in range(config.num_hidden_layers):
-            x, latents = layer_module(weights, index)(x, rows, cache, jnp.int32(index))
+            first = config.first_k_dense_replace
+            layers, first = (dense, 0) if index < first else (moe, first)
+            place = Place(jnp.int32(index), first)
+            flat, latents = block(layers, x.reshape(-1, config.hidden_size), view, cache, place)
+            x = flat.reshape(x.shape)
             latent, key = jnp.split(latents, [config.kv_lora_rank], axis=-1)
             found |= {f"layer.{index}": x, f"cache.{index}.latent": latent, f"cache.{index}.k_rope": key}
         normed = rms_norm(x, target.ends.norm, config.rms_norm_eps)
@@ -75,10 +89,8 @@ def layered(pair, texts):
             found |= {f"router.{index}.{name}": array for name, array in by_text._asdict().items()}
         return found | {"final_norm": normed, "logits": target.head(normed)}
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target_module, "route", recording_route)
-        tokens, counts = padded([text["input_ids"] for text in texts])
-        found = run(pair.weights["target"], tokens, counts)
+    tokens, counts = padded([text["input_ids"] for text in texts])
+    found = run(pair.weights["target"], tokens, counts)
     return [{name: np.asarray(array[b, : counts[b]]) for name, array in found.items()} for b in TEXTS]
 
 
@@ -245,7 +257,9 @@ def small_attention(random):
         "k_up": kv_b[:, :nope],
         "v_up": kv_b[:, nope:],
     }
-    module = LatentAttention(config, {name: jnp.asarray(array, jnp.float32) for name, array in ours.items()}, None)
+    module = LatentAttention(
+        config, {name: jnp.asarray(array, jnp.float32)[None] for name, array in ours.items()}, None
+    )
     sizes = {"heads": heads, "nope": nope, "value": value, "eps": config.latent_norm_eps, "scale": config.softmax_scale}
     return config, weights, module, sizes
 
@@ -266,14 +280,17 @@ def test_absorbed_attention_is_plain_attention() -> None:
         rows = jnp.roll(jnp.asarray(x, jnp.float32), -begin, axis=0)[None]
         valid = jnp.arange(count)[None] < count - begin
         place = begin + jnp.arange(count, dtype=jnp.int32)[None]
-        return module.attend(rows, place, cache, jnp.int32(0), length[None], causal_words(valid))
+        known, zero = Rows(place, valid, causal_words(valid), length[None]), jnp.int32(0)
+        own = jnp.zeros((1, 1, count, cache.shape[3]))
+        parts, latents = module.attend(rows[0], view_of(known, config, 3), own, cache, Place(zero))
+        return wide.added(parts, jnp.dtype(jnp.float32)), latents[0]
 
     cache = jnp.full((1, 1, count, config.kv_lora_rank + config.qk_rope_head_dim), jnp.nan)
     whole, latents = attend(cache, jnp.int32(0))
-    np.testing.assert_allclose(whole[0], wanted, atol=2e-6)
+    np.testing.assert_allclose(whole, wanted, atol=2e-6)
     for committed in (1, 5, 11):
         found, _ = attend(cache.at[0, :, :committed].set(latents[:, :committed]), jnp.int32(committed))
-        np.testing.assert_allclose(found[0, : count - committed], wanted[committed:], atol=2e-6)
+        np.testing.assert_allclose(found[: count - committed], wanted[committed:], atol=2e-6)
 
 
 def test_router_is_a_full_sort_whose_bias_only_chooses(pair) -> None:
@@ -281,8 +298,10 @@ def test_router_is_a_full_sort_whose_bias_only_chooses(pair) -> None:
     random = np.random.default_rng(5)
     x, router = random.standard_normal((40, 32)), random.standard_normal((384, 32)) * 32**-0.5
     bias = random.uniform(-0.05, 0.05, 384)
-    config = SimpleNamespace(num_experts_per_tok=8, norm_topk_prob=True, routed_scaling_factor=2.827)
-    ids, weights = map(np.asarray, route(*(jnp.asarray(a, jnp.float32) for a in (x, router, bias)), config))
+    single, place = lambda array: jnp.asarray(array, jnp.float32), Place(jnp.int32(0))
+    made = stack_matmul(single(x), [single(router)[None], jnp.zeros((1, 2, 32))], place)
+    chosen = expert_choice(made, single(bias)[None], place, Router(8, True, 2.827), jnp.dtype(jnp.float32))
+    ids, weights = map(np.asarray, chosen[:2])
     wanted_ids, wanted = reference.route(x, router, bias, 8, 2.827)
     order = np.argsort(ids, axis=-1)
     assert np.array_equal(np.take_along_axis(ids, order, -1), wanted_ids)

@@ -164,8 +164,7 @@ def main() -> None:
     finally:
         for name in ("source", "copy", "store"):
             shutil.rmtree(given.folder / name, ignore_errors=True)
-    record = results.record(rows) | {"command": " ".join(["python", "-m", MODULE, *sys.argv[1:]])}
-    text = json.dumps(record, indent=1)
+    text = json.dumps(results.record(rows), indent=1)
     if given.output is not None:
         given.output.parent.mkdir(parents=True, exist_ok=True)
         given.output.write_text(text + "\n", encoding="utf-8")

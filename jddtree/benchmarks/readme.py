@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from jddtree.benchmarks import evaluation, generation, kernels_table, results
+from jddtree.benchmarks import evaluation, generation, kernels_table, results, step_table
 from pallas_kernels.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,6 +29,11 @@ MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
     "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
     "docs/results/kernels-h200.json": kernels_table.summary,
     "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
+    "docs/results/step-h200.json": step_table.stages,
+    "docs/results/step-h200.json roofline": step_table.roofline,
+    "docs/results/step-h200.json one pass": lambda rows: step_table.parts(rows, 33, 4096),
+    "docs/results/step-h200.json one pass, long context": lambda rows: step_table.parts(rows, 33, 131072),
+    "docs/results/step-h200.json eight cards": lambda rows: step_table.eight_cards(rows, ROOT),
 }
 
 

@@ -5,6 +5,7 @@ files.
 """
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -22,7 +23,7 @@ Row = dict[str, Any]
 def record(rows: list[Row]) -> dict[str, Any]:
     """The object to write for rows measured by this process."""
     return {
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "card": card(),
@@ -31,8 +32,18 @@ def record(rows: list[Row]) -> dict[str, Any]:
     }
 
 
+def command() -> str:
+    """How this process was started, a module by its name and a script by its file's."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = [Path(sys.argv[0]).name] if spec is None else ["-m", spec.name]
+    return " ".join(["python", *program, *sys.argv[1:]])
+
+
 def commit() -> str:
-    """The commit of the source tree, with "+changes" when it has uncommitted ones; "unknown" outside a checkout."""
+    """What the environment variable JDDTREE_COMMIT says, for copies of the source tree; else the commit of the tree,
+    with "+changes" when it has uncommitted ones; "unknown" outside a checkout."""
+    if stated := os.environ.get("JDDTREE_COMMIT"):
+        return stated
     folder = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

@@ -32,7 +32,7 @@ VISION_FIELDS = (
     "mm_hidden_size",
     "text_hidden_size",
 )
-ROUTER_NOTE = "routers are kept in float32, twice their size in the files; q_a, kv_a, norms and routers are replicated"
+REPLICATED_NOTE = "q_a, kv_a, norms and routers are replicated"
 COMPONENTS = {  # part of a tensor name: component; the first that fits
     "weight_packed": "experts_packed",
     "weight_scale": "experts_scales",
@@ -82,12 +82,10 @@ def _inspect_target(directory: Path, config: TargetConfig, vision_config: Any) -
     answer["tensors"] |= {"expected_vision": None if vision is None else vision["tensors"]}
     answer["tensors"] |= _found(directory, expected, kimi.PREFIX, kimi.VISION_PREFIXES)
     table = target_parameters(config)
-    routers = math.prod(table["moe.router"].shape)
     answer["memory"] = {
         "weights_per_device": _per_device(table, {"num_attention_heads": config.num_attention_heads}),
-        "router_float32_extra_bytes": routers * (ITEM_BYTES["float32"] - ITEM_BYTES["BF16"]),
         "cache_bytes_per_token": config.latent_size * config.num_hidden_layers * CACHE_ITEM_BYTES,
-        "note": ROUTER_NOTE,
+        "note": REPLICATED_NOTE,
     }
     return answer
 
@@ -210,9 +208,8 @@ def render(answer: Mapping[str, Any]) -> str:
         size = entry["bytes"]
         text = f"not possible: {entry['reason']}" if size is None else f"{size:>20,}  {size / GIB:10.4f} GiB"
         lines.append(_row(f"{entry['ranks']} rank{'' if entry['ranks'] == 1 else 's'}", text))
-    for name in ("router_float32_extra_bytes", "cache_bytes_per_token"):
-        if name in answer["memory"]:
-            lines.append(_row(name.removesuffix("_bytes"), f"{answer['memory'][name]:>20,}"))
+    if (size := answer["memory"].get("cache_bytes_per_token")) is not None:
+        lines.append(_row("cache_bytes_per_token", f"{size:>20,}"))
     return "\n".join([*lines, f"  {answer['memory']['note']}"])
 
 

@@ -67,6 +67,12 @@ MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answe
 Kernels = Annotated[
     Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
 ]
+Preset = Annotated[Literal["kimi-k2.6", "tiny"], typer.Option(help="Which model, with random weights.")]
+World = Annotated[int, typer.Option(help="Ranks that share the model; one of them runs.")]
+ExpertRouting = Annotated[str, typer.Option(help="How rows choose experts: uniform, zipf, trace; several with commas.")]
+Layers = Annotated[int | None, typer.Option(help="Only so many of the target's layers.")]
+Profile = Annotated[bool, typer.Option("--profile/--no-profile", help="Also time each kernel, by CUPTI.")]
+Output = Annotated[Path | None, typer.Option("--output", help="Also write the rows to this results file.")]
 CompileCache = Annotated[
     bool,
     typer.Option("--compile-cache/--no-compile-cache", help="Keep compiled programs in the user's cache folder."),
@@ -254,7 +260,7 @@ def bench_generate(
     dtype: Dtype = "auto",
     mesh: Mesh = None,
     expert_layout: ExpertLayout = "tensor",
-    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+    output: Output = None,
 ) -> None:
     """See the help of the command."""
     from jddtree.cli.bench import run_generate
@@ -282,12 +288,105 @@ def bench_kernels(
     peers: Annotated[
         Path | None, typer.Option(help="JSON list of {kernel, tokens, context, heads, peer, time_us} to compare with.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+    output: Output = None,
 ) -> None:
     """See the help of the command."""
     from jddtree.cli.bench_kernels import run
 
     run(world, tokens, context, heads, routing, kernels, check, peers, output)
+
+
+@bench.command(
+    "step",
+    help="The whole step of one rank of Kimi K2.6 with random weights, against its memory floor: verify, draft, build, "
+    "walk, commit, round, prefill. Needs an H200 (about 6 minutes), or --preset tiny.",
+)
+def bench_step(
+    preset: Preset = "kimi-k2.6",
+    world: World = 8,
+    tokens: Annotated[str | None, typer.Option(help="Rows of the tree.", show_default="1,9,17,33,65")] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Committed tokens and rows.", show_default="4096,32768,131072")
+    ] = None,
+    routing: ExpertRouting = "uniform",
+    stages: Annotated[
+        str | None, typer.Option(help="verify,draft,build,walk,commit,round,prefill,repeat,sweep.", show_default="all")
+    ] = None,
+    layers: Layers = None,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute type.")] = "bfloat16",
+    kernels: Kernels = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of all random data.")] = 0,
+    threads: Annotated[int, typer.Option(help="Programs compiled at a time.")] = 8,
+    profile: Profile = True,
+    peers: Annotated[
+        Path | None, typer.Option(help="JSON list of {stage, tokens, context, peer, time_ms} to compare with.")
+    ] = None,
+    dump: Annotated[Path | None, typer.Option(help="Folder for the optimised HLO and kernels of each stage.")] = None,
+    output: Output = None,
+) -> int:
+    """See the help of the command."""
+    options = dict(locals())
+    from jddtree.cli.bench_step import run_step
+
+    return run_step(options)
+
+
+@bench.command(
+    "round", help="A round of one rank of Kimi K2.6 stage by stage, and what waiting for the host takes; as bench step."
+)
+def bench_round(
+    preset: Preset = "kimi-k2.6",
+    world: World = 8,
+    tokens: Annotated[str, typer.Option(help="Rows of the tree.")] = "33",
+    context: Annotated[str, typer.Option(help="Committed tokens and rows.")] = "4096",
+    routing: ExpertRouting = "uniform",
+    layers: Layers = None,
+    profile: Profile = True,
+    output: Output = None,
+) -> int:
+    """See the help of the command."""
+    options = dict(locals())
+    from jddtree.cli.bench_step import ROUND_STAGES, run_step
+
+    return run_step({**options, "stages": ROUND_STAGES})
+
+
+@bench.command(
+    "decode", help="The micro model with 1 to 16 rounds per dispatch: tokens per second, acceptance, gaps in between."
+)
+def bench_decode(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON list of lists of token ids. Default: bundled ones.")
+    ] = None,
+    rounds: Annotated[str, typer.Option(help="Rounds per dispatch.")] = "1,2,4,8,16",
+    budget: Budget = 32,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 200,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute type.")] = "bfloat16",
+    output: Output = None,
+) -> int:
+    """See the help of the command."""
+    options = dict(locals())
+    from jddtree.cli.bench_step import run_decode
+
+    return run_decode(options)
+
+
+@bench.command("mesh", help="What splitting over devices costs: time per sum, steps and tokens on one and on several.")
+def bench_mesh(
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Models: micro, k2.6-4layer or tiny, several with commas.",
+            show_default="micro,k2.6-4layer on GPUs, else tiny",
+        ),
+    ] = None,
+    mesh: Mesh = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+) -> None:
+    """See the help of the command."""
+    from jddtree.benchmarks.mesh import run
+
+    run(preset, mesh, output)
 
 
 @bench.command("speculation", help="What the trees are worth: acceptance, ranks, calibration, experts, budgets, times.")
@@ -304,7 +403,7 @@ def bench_speculation(
     expert_layout: ExpertLayout = "tensor",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Also draw pictures into this folder.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
+    output: Output = None,
 ) -> None:
     """See the help of the command."""
     from jddtree.cli.speculation import run

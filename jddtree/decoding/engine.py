@@ -26,6 +26,7 @@ from jddtree.decoding.tree import Shape
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree
 from jddtree.parallel.mesh import AXIS
+from pallas_kernels.versions import compiler_options
 
 METHODS = ("ar", "dflash", "ddtree")
 # The drafter's cache is split by key heads, the latent cache is on every rank.
@@ -95,12 +96,17 @@ class Engine:
             self._prefill, self._rounds = pool.map(_compile, lowered)
         self.compile_seconds = time.perf_counter() - begun
 
+    @property
+    def programs(self) -> dict[str, jax.stages.Compiled]:
+        """The compiled functions "prefill" and "rounds", for measurements: both take weights, a state and controls."""
+        return {"prefill": self._prefill, "rounds": self._rounds}
+
     def _lower(self, function: Callable, *arguments: Any) -> jax.stages.Lowered:
         """A function of weights and `arguments`, of which the first, the state, is donated"""
         call = partial(function, self.program)
         if self.mesh is not None:
             specs = jax.tree.map(lambda array: array.sharding.spec, self.weights)
-            state, *others = STATE_SPECS, *[P()] * (len(arguments) - 1)
+            state, *others = self._state_specs(), *[P()] * (len(arguments) - 1)
             call = jax.shard_map(
                 call, mesh=self.mesh, in_specs=(specs, state, *others), out_specs=(state, P()), check_vma=False
             )
@@ -128,8 +134,12 @@ class Engine:
 
     def _shardings(self) -> State:
         return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec), STATE_SPECS, is_leaf=lambda x: isinstance(x, P)
+            lambda spec: NamedSharding(self.mesh, spec), self._state_specs(), is_leaf=lambda x: isinstance(x, P)
         )
+
+    def _state_specs(self) -> State:
+        """Without a drafter there is nothing of its caches to split"""
+        return STATE_SPECS if self.program.drafter else STATE_SPECS._replace(keys=P(), values=P())
 
     def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
         """Prefill one request per sequence (None leaves it idle) into a new state.
@@ -238,9 +248,7 @@ class Engine:
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compile for exactly these shapes; calling with others raises instead of compiling again"""
-    # On a CPU LLVM's higher levels compile a third longer and run no faster.
-    options = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
-    return lowered.compile(compiler_options=options)
+    return lowered.compile(compiler_options=compiler_options())
 
 
 def _where(fresh: np.ndarray, value: int, old: jax.Array) -> jax.Array:

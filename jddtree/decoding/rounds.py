@@ -35,7 +35,8 @@ from pallas_kernels.tree_attention import causal_words
 @dataclass(frozen=True)
 class Program:
     """Everything that is fixed when the round is compiled. kernels: implementation of the kernels, None for the best.
-    axis: the mesh axis that the weights are split over, None on one device.
+    axis: the mesh axis that the weights are split over, None on one device. target_class: what makes the target of its
+    weights; a benchmark gives one that routes rows to experts of its own choice.
     """
 
     target: TargetConfig
@@ -43,6 +44,7 @@ class Program:
     capacity: Capacity
     kernels: str | None = None
     axis: str | None = None
+    target_class: type[Target] = Target
 
     @property
     def block(self) -> int:
@@ -103,7 +105,7 @@ class Models:
     def __init__(self, program: Program, weights: parameters.Tree):
         self.program = program
         taps = program.drafter.target_layer_ids if program.drafter else ()
-        self.target = Target(program.target, weights["target"], taps, program.kernels, program.axis)
+        self.target = program.target_class(program.target, weights["target"], taps, program.kernels, program.axis)
         self.drafter = Drafter(program.drafter, weights["drafter"], program.axis) if program.drafter else None
         capacity = program.capacity
         self.lattice = lattice(program.block - 1, capacity.rows - 1, capacity.candidates)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jddtree.config import DrafterConfig, TargetConfig
 from jddtree.decoding.sampling import Sampling
@@ -39,8 +38,8 @@ class Capacity:
 
 class State(NamedTuple):
     """latents [layers, B, S, latent_size]; keys, values [drafter layers, B, S, key heads, head_dim] of the drafter's
-    context (no layers without a drafter). Per sequence int32 [B]: root, the newest token, not in the caches yet;
-    length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
+    context (without a drafter one number a sequence). Per sequence int32 [B]: root, the newest token, not in the caches
+    yet; length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
     above.
     """
 
@@ -72,24 +71,25 @@ def initial_state(
     shardings: State | None = None,
     key_heads: int | None = None,
 ) -> State:
-    """Empty caches and idle sequences. Under a mesh, shardings says where each array goes, and key_heads how many of
-    the drafter's key heads there are with padding.
+    """Empty caches and idle sequences, made on the devices, since the caches of a long context are gigabytes. Under a
+    mesh, shardings says where each array goes, and key_heads how many of the drafter's key heads there are with
+    padding.
     """
     batch, context = capacity.sequences, capacity.context
-    layers, heads, size = (
-        (drafter.num_hidden_layers, key_heads or drafter.num_key_value_heads, drafter.head_dim)
-        if drafter
-        else (0, 1, 1)
+    # Not empty without a drafter: jax 0.11's CPU compiler crashes on empty arrays that a shard_map passes through.
+    drafter_cache = (1, batch, 1, 1, 1)
+    if drafter:
+        heads = key_heads or drafter.num_key_value_heads
+        drafter_cache = (drafter.num_hidden_layers, batch, context, heads, drafter.head_dim)
+    shapes = State(
+        latents=((target.num_hidden_layers, batch, context, target.latent_size), dtype),
+        keys=(drafter_cache, dtype),
+        values=(drafter_cache, dtype),
+        **{name: ((batch,), jnp.int32) for name in ("root", "length", "emitted", "finish")},
     )
-    drafter_cache = (layers, batch, context, heads, size)
-    zeros = np.zeros(batch, np.int32)
-    host = State(
-        latents=np.zeros((target.num_hidden_layers, batch, context, target.latent_size), dtype),
-        keys=np.zeros(drafter_cache, dtype),
-        values=np.zeros(drafter_cache, dtype),
-        root=zeros, length=zeros.copy(), emitted=zeros.copy(), finish=np.full(batch, IDLE, np.int32),
-    )  # fmt: skip
-    return jax.device_put(host, shardings) if shardings else State(*(jax.device_put(array) for array in host))
+    places = shardings or State(*[None] * len(shapes))
+    empty = State(*(jnp.zeros(*shape, device=place) for shape, place in zip(shapes, places, strict=True)))
+    return empty._replace(finish=jnp.full(batch, IDLE, jnp.int32, device=places.finish))
 
 
 def append_rows(cache: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:

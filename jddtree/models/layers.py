@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jax import lax
+
+from pallas_kernels import wide
+from pallas_kernels.residual_norm import rms_norm as plain_rms_norm
 
 
 class Weights(nnx.Module):
@@ -25,25 +26,21 @@ class Weights(nnx.Module):
 
 
 def linear(x: jax.Array, weight: nnx.Param | jax.Array) -> jax.Array:
-    """x [..., in] times weight [out, in], summed in float32 and returned in the dtype of x."""
+    """x [..., in] times weight [out, in], rounded once, to the dtype of x."""
     return contract(x, weight[...]).astype(x.dtype)
 
 
 def contract(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [..., in] times weight [out, in] of one dtype, float32 [..., out]."""
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
-    axes = (((x.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(x, weight, axes, precision=precision, preferred_element_type=jnp.float32)
+    """x [..., in] times weight [out, in] of one dtype -> [..., out] in `wide.sum_dtype`, not rounded yet."""
+    return wide.product(x, weight, (x.ndim - 1, 1))
 
 
 def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Array:
-    """w * x / rms(x) in float32, rounded once (Hugging Face also rounds before the weight: one more bfloat16 error)."""
-    wide = x.astype(jnp.float32)
-    scaled = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (scaled * jnp.broadcast_to(weight[...].astype(jnp.float32), x.shape)).astype(x.dtype)
+    """`residual_norm.rms_norm` with a parameter as its weight."""
+    return plain_rms_norm(x, weight[...], eps)
 
 
 def gated_mlp(x: jax.Array, gate: nnx.Param, up: nnx.Param, down: nnx.Param) -> jax.Array:
-    """down(silu(gate x) * up x), no biases; float32, a partial sum where the width is split over ranks."""
+    """down(silu(gate x) * up x), no biases; as `contract`, a partial sum where the width is split over ranks."""
     inner = jax.nn.silu(contract(x, gate[...])) * contract(x, up[...])
     return contract(inner.astype(x.dtype), down[...])

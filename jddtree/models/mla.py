@@ -4,62 +4,78 @@ The keys and values of a token are one latent, shared by all heads: the cache ke
 per-head factors k_up and v_up are applied to queries and outputs instead.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from jddtree.config import TargetConfig
 from jddtree.models import rope
-from jddtree.models.layers import Weights, contract, linear, rms_norm
-from jddtree.parallel.mesh import total
-from pallas_kernels.tree_attention import tree_attention
+from jddtree.models.layers import Weights
+from pallas_kernels.head_projection import absorbed_queries, head_values
+from pallas_kernels.latent_projection import latent_projection
+from pallas_kernels.selection import Place
+from pallas_kernels.stack_matmul import stack_matmul
+from pallas_kernels.tree_attention import query_words, tree_attention
+
+
+class Rows(NamedTuple):
+    """What a set of rows is, apart from its tokens.
+
+    positions int32 [B, C]; valid bool [B, C], false for padding; ancestors uint32 [B, C, W] as in `tree_attention`;
+    lengths int32 [B], committed tokens.
+    """
+
+    positions: jax.Array
+    valid: jax.Array
+    ancestors: jax.Array
+    lengths: jax.Array
+
+
+class View(NamedTuple):
+    """What all layers need to know of the rows, made once per pass.
+
+    turns: cos and sin of the positions, float32 [B * C, rotated / 2]; words: `query_words` of the ancestors; valid:
+    int32 [B * C], 0 for padding.
+    """
+
+    rows: Rows
+    turns: tuple[jax.Array, jax.Array]
+    words: jax.Array
+    valid: jax.Array
+
+
+def view_of(rows: Rows, config: TargetConfig, heads: int) -> View:
+    """The view of a set of rows; heads: query heads of this rank."""
+    turns = rope.tables(config.rope, rows.positions.reshape(-1))
+    return View(rows, turns, query_words(rows.ancestors, heads), rows.valid.reshape(-1).astype(jnp.int32))
 
 
 class LatentAttention(Weights):
-    """The attention half of a layer; parameters are named as in `models.parameters`."""
+    """The attention half of all layers of one kind; parameters are stacks, named as in `models.parameters`."""
 
-    def __init__(
-        self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None = None, axis: str | None = None
-    ):
+    def __init__(self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None = None):
         super().__init__(arrays)
-        self.config, self.kernels, self.axis = config, kernels, axis
+        self.config, self.kernels = config, kernels
 
-    def attend(self, x, positions, cache, layer, lengths, ancestors):
-        """Return the layer's attention output [B, C, hidden] and its cache rows [B, C, latent_size].
+    def attend(
+        self, x: jax.Array, view: View, latents: jax.Array, cache: jax.Array, place: Place
+    ) -> tuple[jax.Array, jax.Array]:
+        """Partial sums float32 [parts, B * C, H] of a layer's attention output, and `latents` with its cache rows.
 
-        x: normed input [B, C, hidden]; positions int32 [B, C]; the rest as in `tree_attention`.
+        x: normed rows [B * C, H]; latents: the rows' own, of all layers [layers, B, P, latent_size]; cache: committed
+        ones, of all layers [layers, B, S, latent_size]; place: in these stacks.
         """
-        config = self.config
-        cos, sin = rope.tables(config.rope, positions)
-        rows = self.cache_rows(x, cos, sin)
+        config, kernels, rows = self.config, self.kernels, view.rows
+        made = stack_matmul(x, [self.q_a[...], self.kv_a[...]], place, kernels)
+        norms, eps = (self.q_a_norm[...], self.kv_a_norm[...]), config.latent_norm_eps
+        low, latents = latent_projection(made, norms, place, view.turns, eps, latents, view.valid, kernels)
+        made = stack_matmul(low, [self.q_b[...]], place, kernels)
+        queries = absorbed_queries(made, self.k_up[...], place, view.turns, kernels)
         out = tree_attention(
-            self.queries(x, cos, sin), cache, layer, lengths, rows, ancestors,
-            latent_size=config.kv_lora_rank, scale=config.softmax_scale, implementation=self.kernels,
+            queries.reshape(*rows.positions.shape, *queries.shape[1:]), cache, place.layer, rows.lengths, latents,
+            rows.ancestors, latent_size=config.kv_lora_rank, scale=config.softmax_scale, implementation=kernels,
+            words=view.words,
         )  # fmt: skip
-        return total(contract(self.values(out), self.o[...]), self.axis).astype(x.dtype), rows
-
-    def cache_rows(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """[B, C, latent + rotated key]"""
-        latent, key = jnp.split(linear(x, self.kv_a), [self.config.kv_lora_rank], axis=-1)
-        latent = rms_norm(latent, self.kv_a_norm, self.config.latent_norm_eps)
-        return jnp.concatenate([latent, rope.rotate(key, cos, sin)], axis=-1)
-
-    def queries(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """[B, C, heads, latent + rotated]: the content part multiplied into the latent space"""
-        config = self.config
-        low = rms_norm(linear(x, self.q_a), self.q_a_norm, config.latent_norm_eps)
-        q = linear(low, self.q_b).reshape(*x.shape[:2], -1, config.qk_nope_head_dim + config.qk_rope_head_dim)
-        content, rotated = jnp.split(q, [config.qk_nope_head_dim], axis=-1)
-        content = _per_head("hbcd,hdl->hbcl", content, self.k_up[...])
-        return jnp.concatenate([content, rope.rotate(rotated, cos[:, :, None], sin[:, :, None])], axis=-1)
-
-    def values(self, out: jax.Array) -> jax.Array:
-        """Latent outputs [B, C, heads, latent] to [B, C, heads * v_head_dim]"""
-        return _per_head("hbcl,hvl->hbcv", out, self.v_up[...]).reshape(*out.shape[:2], -1)
-
-
-def _per_head(form: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [B, C, heads, in] to [B, C, heads, out]; heads lead in the product, as XLA on CPU needs for bfloat16"""
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    heads_first = jnp.moveaxis(x, 2, 0)
-    out = jnp.einsum(form, heads_first, weight, precision=precision, preferred_element_type=jnp.float32)
-    return jnp.moveaxis(out, 0, 2).astype(x.dtype)
+        values = head_values(out.reshape(x.shape[0], *out.shape[2:]), self.v_up[...], place, kernels)
+        return stack_matmul(values, [self.o[...]], place, kernels), latents

@@ -1,58 +1,39 @@
-"""Mixture of experts: a sigmoid router, INT4 routed experts that stay packed, and one shared expert.
-
-Router (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): logits, sigmoid and correction bias in float32; the bias takes
-part in the choice only; weights are the chosen sigmoids, normalised, times routed_scaling_factor.
-"""
+"""The routed experts of all MoE layers: INT4, packed, and either slices of every expert or whole ones on a rank."""
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jddtree.config import TargetConfig
-from jddtree.models.layers import contract
-from pallas_kernels.expert_matmul import PackedExperts, expert_mlp
+from jddtree.models.layers import Weights
+from pallas_kernels.expert_matmul import PackedExperts, expert_rows
+from pallas_kernels.residual_norm import RoutedRows
+from pallas_kernels.selection import Place
 
 
-def route(x: jax.Array, router: jax.Array, bias: jax.Array, config: TargetConfig) -> tuple[jax.Array, jax.Array]:
-    """Experts of each row: ids int32 [T, k] and weights float32 [T, k], best choice first.
+class Experts(Weights):
+    """arrays: those of group "experts" of `models.parameters`, all of them, or this rank's slices or experts."""
 
-    x: [T, hidden]; router float32 [experts, hidden]; bias float32 [experts].
-    """
-    scores = jax.nn.sigmoid(contract(x.astype(jnp.float32), router))
-    _, ids = jax.lax.top_k(scores + jnp.broadcast_to(bias, scores.shape), config.num_experts_per_tok)
-    weights = jnp.take_along_axis(scores, ids, axis=-1)
-    if config.norm_topk_prob:
-        weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
-    return ids, weights * config.routed_scaling_factor
+    def __init__(
+        self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None = None, axis: str | None = None
+    ):
+        super().__init__({name: _one_stack(array) for name, array in arrays.items()})
+        self.config, self.kernels, self.axis = config, kernels, axis
+
+    def __call__(
+        self, x: jax.Array, ids: jax.Array, weights: jax.Array, valid: jax.Array, place: Place
+    ) -> RoutedRows | jax.Array:
+        """What the routed experts of the layer at `place` give for rows [T, H]: a row for each choice, still to be
+        added up, or their sum [T, H] in `wide.sum_dtype`; a rank's part of it under a mesh.
+
+        ids int32 and weights float32 [T, k]; valid: int32 [T], rows with 0 are routed nowhere.
+        """
+        experts = PackedExperts(**self.arrays())
+        held = experts.number // self.config.num_moe_layers
+        if self.axis is not None and held < self.config.n_routed_experts:
+            ids = ids - lax.axis_index(self.axis) * held
+        return expert_rows(x, ids, weights, valid, experts, place, num_experts=held, implementation=self.kernels)
 
 
-def mixture(
-    x: jax.Array,
-    ids: jax.Array,
-    weights: jax.Array,
-    valid: jax.Array,
-    experts: PackedExperts,
-    layer: jax.Array,
-    config: TargetConfig,
-    kernels: str | None = None,
-    axis: str | None = None,
-) -> jax.Array:
-    """Weighted sum of the routed experts, float32 [T, hidden]; a rank's part of it under a mesh.
-
-    valid: bool [T]; other rows are routed nowhere and give 0. experts: those of all layers, or this rank's slices of
-    them, or this rank's experts of every layer; layer: int32, the MoE layer.
-    """
-    held = experts.number // config.num_moe_layers
-    if axis is not None and held < config.n_routed_experts:
-        ids = ids - lax.axis_index(axis) * held
-    return expert_mlp(
-        x,
-        ids,
-        weights,
-        valid,
-        experts,
-        layer * held,
-        num_experts=held,
-        implementation=kernels,
-        out_dtype=jnp.dtype(jnp.float32),
-    )
+def _one_stack(experts: jax.Array) -> jax.Array:
+    """Experts [layers, held, ...] of a mesh that splits them as [layers * held, ...]"""
+    return experts.reshape(-1, *experts.shape[-3:])

@@ -7,7 +7,9 @@ is layer * experts + expert: the loop passes an index and copies nothing (design
 Differences from the Hugging Face tensors, all made while reading a checkpoint:
 * the rotary rows of q_b and kv_a are in half-split order (even dimensions first), so the cache is too;
 * kv_b is split per head into k_up and v_up, the two factors of the absorbed form;
-* router weights are float32; experts are in the tile order of `converters.packing`.
+* experts are in the tile order of `converters.packing`.
+Router weights are bfloat16 in checkpoints and stay so: a product of bfloat16 numbers is exact in float32, where logits
+are summed.
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +47,7 @@ def target_parameters(config: TargetConfig) -> dict[str, Parameter]:
         table |= _stack("dense", config.first_k_dense_replace, dense)
     moe = _attention(config) | _mlp("shared", hidden, config.shared_intermediate_size)
     moe |= {
-        "router": Parameter((config.n_routed_experts, hidden), "float32"),
+        "router": Parameter((config.n_routed_experts, hidden)),
         "router_bias": Parameter((config.n_routed_experts,), "float32"),
     }
     return table | _stack("moe", config.num_moe_layers, moe) | _experts(config)

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jddtree.config import Rope
+from pallas_kernels.latent_projection import rotate
+
+__all__ = ["inverse_frequencies", "rotate", "tables"]
 
 
 def inverse_frequencies(rope: Rope) -> np.ndarray:
@@ -34,9 +37,3 @@ def tables(rope: Rope, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     frequencies = jnp.asarray(inverse_frequencies(rope))
     angles = positions.astype(jnp.float32)[..., None] * jnp.broadcast_to(frequencies, (*positions.shape, rope.dim // 2))
     return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
-
-
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turn x [..., dim] in float32 and return it in its own dtype. cos, sin: [..., dim / 2], of the same rank as x."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

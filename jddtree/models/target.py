@@ -4,6 +4,7 @@ One call serves a prompt chunk (rows in a causal chain) and a tree (rows that se
 nothing: it returns the cache rows it made, and the caller keeps those that are accepted.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,26 +14,20 @@ from flax import nnx
 from jax import lax
 
 from jddtree.config import TargetConfig
-from jddtree.models.layers import Weights, contract, gated_mlp, rms_norm
-from jddtree.models.mla import LatentAttention
-from jddtree.models.moe import mixture, route
+from jddtree.models.layers import Weights, contract, rms_norm
+from jddtree.models.mla import LatentAttention, Rows, View, view_of
+from jddtree.models.moe import Experts
 from jddtree.models.parameters import Tree
 from jddtree.parallel.mesh import total
 from jddtree.parallel.vocabulary import Vocabulary
-from pallas_kernels.expert_matmul import PackedExperts
+from pallas_kernels import wide
+from pallas_kernels.expert_choice import Router, expert_choice
+from pallas_kernels.residual_norm import RoutedRows, Taps, block_sum, residual_norm
+from pallas_kernels.selection import Place, layer_kernels
+from pallas_kernels.stack_matmul import stack_matmul
+from pallas_kernels.tree_attention import TREE_TILE
 
-
-class Rows(NamedTuple):
-    """What a set of rows is, apart from its tokens.
-
-    positions int32 [B, C]; valid bool [B, C], false for padding; ancestors uint32 [B, C, W] as in `tree_attention`;
-    lengths int32 [B], committed tokens.
-    """
-
-    positions: jax.Array
-    valid: jax.Array
-    ancestors: jax.Array
-    lengths: jax.Array
+__all__ = ["DenseLayers", "MoELayers", "Rows", "Scored", "Target"]
 
 
 class Scored(NamedTuple):
@@ -46,45 +41,60 @@ class Scored(NamedTuple):
     experts: jax.Array
 
 
-class DenseLayer(LatentAttention):
-    """Attention and a dense gated MLP."""
+class Stream(NamedTuple):
+    """What goes from layer to layer: residual stream and its norm [T, H], and what the layers leave behind: taps
+    [n, T, H], latents [layers, B, P, latent_size], the choices of experts int32 [MoE layers, T, k]."""
 
-    def __call__(self, x: jax.Array, rows: Rows, cache: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Residual stream [B, C, H] after the layer, and the layer's cache rows [B, C, latent_size]."""
-        x, latents, _ = self.routed(x, rows, cache, layer)
-        return x, latents
+    x: jax.Array
+    normed: jax.Array
+    taps: jax.Array
+    latents: jax.Array
+    ids: jax.Array
 
-    def routed(
-        self, x: jax.Array, rows: Rows, cache: jax.Array, layer: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """What the call returns, and the experts of each row int32 [B, C, k], None for a dense layer."""
+
+class Made(NamedTuple):
+    """What a block adds to the residual stream: parts float32 [parts, T, H] to sum, and rows of routed experts that are
+    not in them; experts int32 [T, k], the choice, None in a dense layer."""
+
+    parts: list[jax.Array]
+    routed: RoutedRows | None
+    experts: jax.Array | None
+
+
+class DenseLayers(LatentAttention):
+    """All layers with attention and a dense gated MLP."""
+
+    def feed_forward(self, x: jax.Array, valid: jax.Array, place: Place) -> Made:
+        """The block of the layer at `place`. x: normed rows [T, H]; valid: int32 [T], 0 for padding."""
+        both = stack_matmul(x, [self.mlp_gate[...], self.mlp_up[...]], place, self.kernels)
+        gate, up = jnp.split(wide.added(both, jnp.dtype(jnp.float32)), 2, axis=1)
+        inner = (jax.nn.silu(gate) * up).astype(x.dtype)
+        return Made([stack_matmul(inner, [self.mlp_down[...]], place, self.kernels)], None, None)
+
+
+class MoELayers(LatentAttention):
+    """All layers with attention and a mixture of experts: a router, routed experts and one shared expert."""
+
+    def __init__(self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None, experts: Experts):
+        super().__init__(config, arrays, kernels)
+        self.experts = experts
+
+    def feed_forward(self, x: jax.Array, valid: jax.Array, place: Place) -> Made:
+        """As that of `DenseLayers`."""
+        stacks = [self.router[...], self.shared_gate[...], self.shared_up[...]]
+        made = stack_matmul(x, stacks, place, self.kernels)
+        ids, weights, inner = self.choose(made, place, x.dtype)
+        shared = stack_matmul(inner, [self.shared_down[...]], place, self.kernels)
+        routed = self.experts(x, ids, weights, valid, place)
+        if isinstance(routed, RoutedRows):
+            return Made([shared], routed, ids)
+        return Made([routed[None], shared], None, ids)
+
+    def choose(self, made: jax.Array, place: Place, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Experts of each row, ids int32 and weights float32 [T, k], and the shared expert's activation [T, I]."""
         config = self.config
-        normed = rms_norm(x, self.input_norm, config.rms_norm_eps)
-        attended, latents = self.attend(normed, rows.positions, cache, layer, rows.lengths, rows.ancestors)
-        x = x + attended
-        made, experts = self.feed_forward(rms_norm(x, self.post_norm, config.rms_norm_eps), rows.valid)
-        return x + made, latents, experts
-
-    def feed_forward(self, x: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """[B, C, H] to the same shape, and the experts of each row"""
-        return total(gated_mlp(x, self.mlp_gate, self.mlp_up, self.mlp_down), self.axis).astype(x.dtype), None
-
-
-class MoELayer(DenseLayer):
-    """Attention and a mixture of experts; `experts` holds those of all layers, `index` says which MoE layer this is."""
-
-    def __init__(self, config, arrays, kernels, experts: Weights, index: jax.Array, axis: str | None = None):
-        super().__init__(config, arrays, kernels, axis)
-        self.experts, self.index = experts, nnx.Variable(index)
-
-    def feed_forward(self, x: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        flat = x.reshape(-1, self.config.hidden_size)
-        ids, weights = route(flat, self.router[...], self.router_bias[...], self.config)
-        experts = PackedExperts(**self.experts.arrays())
-        rows, index = valid.reshape(-1), self.index[...]
-        routed = mixture(flat, ids, weights, rows, experts, index, self.config, self.kernels, self.axis)
-        shared = gated_mlp(x, self.shared_gate, self.shared_up, self.shared_down)
-        return total(routed.reshape(x.shape) + shared, self.axis).astype(x.dtype), ids.reshape(*x.shape[:-1], -1)
+        router = Router(config.num_experts_per_tok, config.norm_topk_prob, config.routed_scaling_factor)
+        return expert_choice(made, self.router_bias[...], place, router, dtype, self.kernels)
 
 
 class Target(nnx.Module):
@@ -103,9 +113,8 @@ class Target(nnx.Module):
     ):
         self.config, self.taps, self.kernels, self.axis = config, taps, kernels, axis
         self.ends = Weights({name: arrays[name] for name in ("embed", "norm", "head")})
-        self.dense = Weights(arrays.get("dense", {}))
-        self.moe = Weights(arrays["moe"])
-        self.experts = Weights({name: _one_stack(array) for name, array in arrays["experts"].items()})
+        self.dense = DenseLayers(config, arrays.get("dense", {}), kernels)
+        self.moe = MoELayers(config, arrays["moe"], kernels, Experts(config, arrays["experts"], kernels, axis))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids int32 [...] to [..., H]; ids outside the vocabulary give its last row."""
@@ -123,7 +132,7 @@ class Target(nnx.Module):
 
     def head(self, normed: jax.Array) -> jax.Array:
         """Normed rows [..., H] to float32 logits [..., vocab]; the drafter uses it after its own norm."""
-        return self.vocabulary.mask(contract(normed, self.ends.head[...]))
+        return self.vocabulary.mask(contract(normed, self.ends.head[...]).astype(jnp.float32))
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -132,45 +141,61 @@ class Target(nnx.Module):
 
     def __call__(self, tokens: jax.Array, rows: Rows, cache: jax.Array) -> Scored:
         """Score int32 tokens [B, C] against cache [layers, B, S, latent_size]."""
-        x = jnp.where(rows.valid[..., None], self.embed(tokens), 0)
-        taps = jnp.zeros((len(self.taps) + 1, *x.shape), x.dtype)
-        slots = jnp.asarray(self._tap_slots())
-        dense = self.config.first_k_dense_replace
+        config, dense = self.config, self.config.first_k_dense_replace
+        x = jnp.where(rows.valid[..., None], self.embed(tokens), 0).reshape(-1, config.hidden_size)
+        view = view_of(rows, config, self.moe.k_up[...].shape[1])
+        taps = Taps(jnp.zeros((len(self.taps) + 1, *x.shape), x.dtype), jnp.asarray(self._tap_slots()))
+        norms = self._norms()
+        x, normed, _ = residual_norm(x, [], None, norms, Place(jnp.int32(0)), config.rms_norm_eps, self.kernels)
+        ids = jnp.zeros((config.num_moe_layers, x.shape[0], config.num_experts_per_tok), jnp.int32)
+        stream = Stream(x, normed, taps.buffer, self._own_latents(cache, rows), ids)
+        for layers, first, last in ((self.dense, 0, dense), (self.moe, dense, config.num_hidden_layers)):
+            step = partial(self._layer, layers, first, view, cache, norms, taps.slots)
+            _, stream = lax.while_loop(lambda carry, last=last: carry[0] < last, step, (jnp.int32(first), stream))
+        shape = rows.positions.shape
+        latents = stream.latents[:, :, : shape[1]]
+        flat_taps = jnp.moveaxis(stream.taps[:-1], 0, 1).reshape(*shape, -1)
+        return Scored(stream.x.reshape(*shape, -1), flat_taps, latents, stream.ids.reshape(-1, *shape, ids.shape[-1]))
 
-        def step(carry, inputs, make):
-            x, taps = carry
-            arrays, layer = inputs
-            x, latents, experts = make(arrays, layer).routed(x, rows, cache, layer)
-            taps = lax.dynamic_update_index_in_dim(taps, x, slots[layer], 0)
-            return (x, taps), (latents, experts)
+    def _layer(
+        self, layers: DenseLayers | MoELayers, first: int, view: View, cache: jax.Array, norms: jax.Array,
+        slots: jax.Array, carry: tuple[jax.Array, Stream],
+    ) -> tuple[jax.Array, Stream]:  # fmt: skip
+        layer, stream = carry
+        eps, kernels, place = self.config.rms_norm_eps, self.kernels, Place(layer, first)
+        attended, latents = layers.attend(stream.normed, view, stream.latents, cache, place)
+        parts, _ = self._meet([attended], None)
+        x, normed, _ = residual_norm(stream.x, parts, None, layers.post_norm[...], place, eps, kernels)
+        made = layers.feed_forward(normed, view.valid, place)
+        parts, routed = self._meet(made.parts, made.routed)
+        following, taps = Place(layer, -1), Taps(stream.taps, slots)
+        x, normed, kept = residual_norm(x, parts, routed, norms, following, eps, kernels, taps)
+        ids = stream.ids
+        if made.experts is not None:
+            ids = lax.dynamic_update_index_in_dim(ids, made.experts, layer - first, 0)
+        return layer + 1, Stream(x, normed, kept, latents, ids)
 
-        def run(carry, weights, first, count, make):
-            layers = jnp.arange(first, first + count)
-            return lax.scan(lambda carry, inputs: step(carry, inputs, make), carry, (weights.arrays(), layers))
+    def _own_latents(self, cache: jax.Array, rows: Rows) -> jax.Array:
+        """Room for the rows' own latents in all layers, [layers, B, P, latent_size]"""
+        batch, count = rows.positions.shape
+        if layer_kernels(self.kernels, cache.dtype, batch * count) == "pallas":
+            count = -(-count // TREE_TILE) * TREE_TILE
+        return jnp.zeros((cache.shape[0], batch, count, cache.shape[3]), cache.dtype)
 
-        carry, latents = (x, taps), []
-        if dense:
-            carry, (first, _) = run(carry, self.dense, 0, dense, self._dense_layer)
-            latents.append(first)
-        carry, (rest, experts) = run(carry, self.moe, dense, self.config.num_moe_layers, self._moe_layer)
-        x, taps = carry
-        flat_taps = jnp.moveaxis(taps[:-1], 0, 2).reshape(*x.shape[:2], -1)
-        return Scored(x, flat_taps, jnp.concatenate([*latents, rest]), experts)
+    def _meet(self, parts: list[jax.Array], routed: RoutedRows | None) -> tuple[list[jax.Array], RoutedRows | None]:
+        """What a block made, the same on every rank; on one device it is added up where it is read"""
+        if self.axis is None:
+            return parts, routed
+        kind = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
+        return [total(block_sum(parts, routed, kind), self.axis)[None]], None
 
-    def _dense_layer(self, arrays: Tree, layer: jax.Array) -> DenseLayer:
-        return DenseLayer(self.config, arrays, self.kernels, self.axis)
-
-    def _moe_layer(self, arrays: Tree, layer: jax.Array) -> MoELayer:
-        index = layer - self.config.first_k_dense_replace
-        return MoELayer(self.config, arrays, self.kernels, self.experts, index, self.axis)
+    def _norms(self) -> jax.Array:
+        """The norm before each layer, and the one after the last, [layers + 1, H]"""
+        stacks = [layers.input_norm[...] for layers in (self.dense, self.moe) if layers.arrays()]
+        return jnp.concatenate([*stacks, self.ends.norm[...][None]])
 
     def _tap_slots(self) -> np.ndarray:
         """Where each layer's output goes in the tap buffer; its last slot takes the layers that nobody taps."""
         slots = np.full(self.config.num_hidden_layers, len(self.taps), np.int32)
         slots[list(self.taps)] = np.arange(len(self.taps))
         return slots
-
-
-def _one_stack(experts: jax.Array) -> jax.Array:
-    """Experts [layers, held, ...] of a mesh that splits them as [layers * held, ...]"""
-    return experts.reshape(-1, *experts.shape[-3:])

@@ -30,10 +30,10 @@ def make_mesh(count: int | None = None) -> Mesh:
 
 
 def total(partial: jax.Array, axis: str | None) -> jax.Array:
-    """Sum of every rank's float32 partial result; bfloat16 sums have flipped greedy tokens in other engines.
+    """Sum of every rank's partial result, float32; added up in the dtype given, float32 or float64.
 
-    Raises ValueError for another dtype.
+    Raises ValueError for another dtype: bfloat16 sums have flipped greedy tokens in other engines.
     """
-    if partial.dtype != jnp.float32:
-        raise ValueError(f"partial sums are added up in float32, not in {partial.dtype}")
-    return partial if axis is None else jax.lax.psum(partial, axis)
+    if partial.dtype not in (jnp.float32, np.float64):
+        raise ValueError(f"partial sums are added up in float32 or float64, not in {partial.dtype}")
+    return (partial if axis is None else jax.lax.psum(partial, axis)).astype(jnp.float32)

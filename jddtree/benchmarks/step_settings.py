@@ -1,0 +1,85 @@
+"""What `bench step` is asked to do, checked before anything is measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from jddtree.benchmarks import step_presets, step_routing
+from jddtree.benchmarks.kernels_settings import numbers
+from jddtree.benchmarks.step_presets import Models
+from jddtree.benchmarks.step_programs import STAGES
+from jddtree.errors import UserError
+
+TOKENS, TINY_TOKENS = (1, 9, 17, 33, 65), (1, 9)
+CONTEXTS, TINY_CONTEXTS = (4096, 32768, 131072), (128, 256)
+CHUNK, TINY_CHUNK = 2048, 32
+CHECKS = ("repeat", "sweep")
+ROOM = 1024  # tokens that the caches hold beyond the longest context, for the rounds that are timed
+
+
+@dataclass(frozen=True)
+class Settings:
+    """models: the configurations; stages: which to measure, "repeat" and "sweep" being checks; chunk: prompt tokens of
+    a prefill call; kernels: implementation, None for the best; threads: compile at a time.
+    """
+
+    models: Models
+    world: int
+    tokens: tuple[int, ...]
+    contexts: tuple[int, ...]
+    routings: tuple[str, ...]
+    stages: tuple[str, ...]
+    dtype: jnp.dtype
+    chunk: int
+    kernels: str | None
+    seed: int
+    threads: int
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the caches hold."""
+        return max(self.contexts) + ROOM
+
+
+def settings(
+    *,
+    preset: str = "kimi-k2.6",
+    world: int = 8,
+    tokens: str | None = None,
+    context: str | None = None,
+    routing: str = "uniform",
+    stages: str | None = None,
+    layers: int | None = None,
+    dtype: str = "bfloat16",
+    kernels: str = "auto",
+    seed: int = 0,
+    threads: int = 8,
+) -> Settings:
+    """From the texts of the command line, None for the default; UserError for what cannot be measured."""
+    tiny = preset == "tiny"
+    if world not in (1, 2, 4, 8):
+        raise UserError(f"--world is {world}, but must be 1, 2, 4 or 8")
+    if dtype not in ("bfloat16", "float32"):
+        raise UserError(f"--dtype is {dtype!r}, but must be bfloat16 or float32")
+    return Settings(
+        models=step_presets.models(preset, layers),
+        world=world,
+        tokens=numbers("--tokens", tokens, TINY_TOKENS if tiny else TOKENS, 256),
+        contexts=numbers("--context", context, TINY_CONTEXTS if tiny else CONTEXTS, 2**18 - ROOM),
+        routings=_names("--routing", routing, step_routing.NAMES),
+        stages=_names("--stages", stages, STAGES + CHECKS),
+        dtype=jnp.dtype(dtype),
+        chunk=TINY_CHUNK if tiny else CHUNK,
+        kernels=None if kernels == "auto" else kernels,
+        seed=seed,
+        threads=threads,
+    )
+
+
+def _names(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    """Names with commas between them; all that are known without a text"""
+    names = tuple(known) if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(names) <= set(known):
+        raise UserError(f"{option} is {text!r}, but must be of {','.join(known)}")
+    return names

@@ -1,0 +1,217 @@
+"""The small kernels of a layer against their plain twins, interpreted, and lowered to CUDA at K2.6's sizes."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels import stack_matmul as stacks
+from pallas_kernels import versions
+from pallas_kernels.expert_choice import Router, expert_choice
+from pallas_kernels.expert_matmul_list import pallas_work_list
+from pallas_kernels.expert_matmul_plan import make_plan, work_list
+from pallas_kernels.head_projection import absorbed_queries, head_values
+from pallas_kernels.latent_projection import latent_projection
+from pallas_kernels.residual_norm import RoutedRows, Taps, residual_norm
+from pallas_kernels.selection import Place, layer_kernels
+from pallas_kernels.stack_matmul import stack_matmul
+from pallas_kernels.wide import added
+
+EPS = 1e-5
+SECOND = Place(jnp.int32(1))
+THIRD_OF_LATER = Place(jnp.int32(3), 1)  # the stacks begin with the model's layer 1
+TOLERANCE = {jnp.float32: 2e-6, jnp.bfloat16: 8e-3}  # of the largest value; a bfloat16 has 8 bits
+
+
+class Numbers:
+    """Random arrays, another one at each call."""
+
+    def __init__(self, rows: int, dtype, seed: int = 0):
+        self.rows, self.dtype, self.random = rows, dtype, np.random.default_rng(seed)
+
+    def __call__(self, *shape: int) -> jax.Array:
+        return jnp.asarray(self.random.standard_normal(shape), self.dtype)
+
+    def single(self, *shape: int) -> jax.Array:
+        return jnp.asarray(self.random.standard_normal(shape), jnp.float32)
+
+    def turns(self, half: int) -> tuple[jax.Array, jax.Array]:
+        angle = self.single(self.rows, half)
+        return jnp.cos(angle), jnp.sin(angle)
+
+    def live(self) -> jax.Array:
+        return jnp.asarray(np.arange(self.rows) % 3 != 1, jnp.int32)
+
+
+def products(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    x, weights = n(n.rows, 96), [n(4, 96, 96), n(4, 40, 96)]
+    return lambda kernels: (added(stack_matmul(x, weights, place, kernels), jnp.dtype(jnp.float32)),)
+
+
+def long_products(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    x, weights = n(n.rows, 1024), [n(4, 96, 1024)]
+    return lambda kernels: (added(stack_matmul(x, weights, place, kernels), jnp.dtype(jnp.float32)),)
+
+
+def norms(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    x, addends, weights = n(n.rows, 96), [n.single(2, n.rows, 96), n.single(1, n.rows, 96)], n(4, 96)
+    counts = jnp.asarray(n.random.integers(0, 2, (n.rows, 3)), jnp.int32)
+    rows = jnp.where(counts[:, :, None] != 0, n(n.rows, 3, 96), jnp.nan).astype(n.dtype)
+    taps = Taps(n(3, n.rows, 96), jnp.asarray([2, 2, 1, 0], jnp.int32))
+    routed = RoutedRows(rows, counts)
+    return lambda kernels: residual_norm(x, addends, routed, weights, place, EPS, kernels, taps)
+
+
+def first_norm(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    x, weights = n(n.rows, 96), n(4, 96)
+    return lambda kernels: residual_norm(x, [], None, weights, place, EPS, kernels)[:2]
+
+
+def latents(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    made, weights, turns = n.single(3, n.rows, 96 + 64 + 32), (n(4, 96), n(4, 64)), n.turns(16)
+    own, live = jnp.zeros((5, 1, n.rows + 3, 96), n.dtype), n.live()
+    return lambda kernels: latent_projection(made, weights, place, turns, EPS, own, live, kernels)
+
+
+def queries(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    made, k_up, turns = n.single(2, n.rows, 4 * 64), n(4, 4, 32, 64), n.turns(16)
+    return lambda kernels: (absorbed_queries(made, k_up, place, turns, kernels),)
+
+
+def values(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    out, v_up = n(n.rows, 4, 64), n(4, 4, 32, 64)
+    return lambda kernels: (head_values(out, v_up, place, kernels),)
+
+
+def choices(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    made, bias, router = n.single(3, n.rows, 24 + 2 * 40), n.single(4, 24), Router(4, True, 2.5)
+    return lambda kernels: expert_choice(made, bias, place, router, jnp.dtype(n.dtype), kernels)
+
+
+@pytest.mark.parametrize("make", [products, long_products, norms, first_norm, latents, queries, values, choices])
+@pytest.mark.parametrize(("rows", "place"), [(1, SECOND), (18, THIRD_OF_LATER)], ids=["1", "18"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_kernel_is_its_twin(make, rows: int, place: Place, dtype) -> None:
+    call = make(Numbers(rows, dtype), place)
+    plain, kernel = (jax.jit(functools.partial(call, kernels))() for kernels in ("xla", "pallas"))
+    for wanted, found in zip(plain, kernel, strict=True):
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        wanted, found = np.asarray(wanted, np.float32), np.asarray(found, np.float32)
+        limit = TOLERANCE[dtype] * max(1.0, np.abs(wanted).max())
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=limit)
+
+
+def test_products_are_those_of_float64() -> None:
+    n = Numbers(5, jnp.float32)
+    x, weights = n(5, 96), [n(4, 96, 96), n(4, 40, 96)]
+    found = stack_matmul(x, weights, THIRD_OF_LATER, "pallas").sum(axis=0)
+    exact = np.asarray(x, np.float64) @ np.concatenate([np.asarray(w, np.float64)[2] for w in weights]).T
+    np.testing.assert_allclose(found, exact, atol=2e-5)
+
+
+def test_dead_rows_leave_the_latents_alone() -> None:
+    n = Numbers(6, jnp.float32)
+    made = n.single(1, 6, 96 + 64 + 32).at[:, 1].set(jnp.nan)
+    own, live = jnp.zeros((2, 2, 64, 96)), jnp.asarray([1, 0, 1, 1, 1, 1], jnp.int32)
+    for kernels in ("xla", "pallas"):
+        arguments = (made, (n(1, 96), n(1, 64)), Place(jnp.int32(1), 1), n.turns(16), EPS, own, live, kernels)
+        found = np.asarray(latent_projection(*arguments)[1])
+        assert np.isfinite(found).all()
+        assert found[1, 0, 0].any() and found[1, 1, 2].any() and not found[1, 0, 1].any()
+        assert not found[0].any() and not found[1, :, 3:].any()
+
+
+def test_equal_scores_choose_the_lower_expert() -> None:
+    made, bias = jnp.zeros((1, 2, 24 + 8)), jnp.zeros((1, 24)).at[0, 7].set(1.0)
+    for kernels in ("xla", "pallas"):
+        router = Router(4, True, 1.0)
+        ids, weights, _ = expert_choice(made, bias, Place(jnp.int32(0)), router, jnp.dtype(jnp.float32), kernels)
+        np.testing.assert_array_equal(ids, [[7, 0, 1, 2]] * 2)
+        np.testing.assert_allclose(weights, 0.25, rtol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(tokens=st.integers(2, 40), experts=st.integers(3, 24), tile=st.sampled_from([8, 16]), seed=st.integers(0, 2**31))
+def test_work_list_is_the_plain_one(tokens: int, experts: int, tile: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    ids = np.stack([random.permutation(experts)[:3] for _ in range(tokens)]).astype(np.int32)
+    ids[random.random(ids.shape) < 0.1] = -5
+    valid = (random.random(tokens) < 0.8).astype(np.int32)
+    plan = make_plan(tokens, 3, 20, tile)
+    routed = (valid != 0)[:, None] & (ids >= 0) & (ids < 20)
+    entries, counts = _interpreted_list(plan)(ids, valid)
+    np.testing.assert_array_equal(counts, routed)
+    np.testing.assert_array_equal(entries[: plan.tiles * tile], work_list(jnp.asarray(ids), jnp.asarray(routed), plan))
+
+
+@functools.cache
+def _interpreted_list(plan) -> Callable:
+    return jax.jit(lambda ids, valid: pallas_work_list(ids, valid, plan, interpret=True))
+
+
+def test_parts_follow_from_the_sizes() -> None:
+    """Two programs on each multiprocessor at most, four steps in each, and few parts for what adds them up."""
+    for steps, rows in ((56, 2112), (12, 1536), (8, 7168), (56, 896), (2, 7168), (56, 4608), (18, 7168)):
+        tiles = -(-rows // stacks.ROW_TILE)
+        parts = stacks.split(steps, tiles)
+        assert steps % parts == 0 and parts <= stacks.MOST_PARTS
+        assert parts == 1 or (steps // parts >= stacks.LEAST_STEPS and parts * tiles <= stacks.PROGRAMS)
+
+
+class TestSelection:
+    def test_on_a_cpu(self) -> None:
+        single = jnp.dtype(jnp.float32)
+        assert [layer_kernels(name, single, 8) for name in (None, "xla", "pallas")] == ["xla", "xla", "pallas"]
+        assert layer_kernels("pallas", single, 129) == "xla"
+
+    def test_on_a_gpu(self, monkeypatch) -> None:
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        assert layer_kernels(None, jnp.dtype(jnp.bfloat16), 8) == "pallas"
+        assert layer_kernels("pallas", jnp.dtype(jnp.float32), 8) == "xla"
+
+    def test_unknown_name(self) -> None:
+        with pytest.raises(ValueError, match="None, 'xla' or 'pallas', got 'cuda'"):
+            layer_kernels("cuda", jnp.dtype(jnp.float32), 8)
+
+
+def test_stack_of_other_columns() -> None:
+    with pytest.raises(ValueError, match=r"\[layers, rows, 96\].*\(4, 40, 64\)"):
+        stack_matmul(jnp.zeros((2, 96)), [jnp.zeros((4, 40, 64))], SECOND)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_kernels_lower_to_cuda(rows: int, monkeypatch) -> None:
+    """One rank of eight: hidden 7168, 8 heads, 384 experts, 256 shared columns."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    half, single = (functools.partial(lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype), kind)
+                    for kind in (jnp.bfloat16, jnp.float32))  # fmt: skip
+    whole = functools.partial(lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32))
+    turns, router = (single(rows, 32), single(rows, 32)), Router(8, True, 2.8)
+
+    def layer(layer, x, weights, latents, live, turns):
+        place = Place(layer, 1)
+        made = stack_matmul(x, weights["qkv"], place)
+        low, latents = latent_projection(made, weights["norms"], place, turns, EPS, latents, live)
+        queries = absorbed_queries(stack_matmul(low, [weights["q_b"]], place), weights["k_up"], place, turns)
+        values = head_values(queries[..., :512], weights["v_up"], place)
+        parts = stack_matmul(values, [weights["o"]], place)
+        x, normed, _ = residual_norm(x, [parts], None, weights["norm"], place, EPS)
+        made = stack_matmul(normed, weights["router"], place)
+        return x, latents, expert_choice(made, weights["bias"], place, router, jnp.dtype(jnp.bfloat16))
+
+    weights = {
+        "qkv": [half(60, 1536, 7168), half(60, 576, 7168)], "norms": (half(60, 1536), half(60, 512)),
+        "q_b": half(60, 1536, 1536), "k_up": half(60, 8, 128, 512), "v_up": half(60, 8, 128, 512),
+        "o": half(60, 7168, 1024), "norm": half(60, 7168), "bias": single(60, 384),
+        "router": [half(60, 384, 7168), half(60, 256, 7168), half(60, 256, 7168)],
+    }  # fmt: skip
+    arguments = (whole(), half(rows, 7168), weights, half(61, 1, 64, 576), whole(rows), turns)
+    check = jax.export.DisabledSafetyCheck.custom_call(versions.TRITON_TARGET)
+    with versions.quiet_triton(), versions.cuda_target():
+        lowered = jax.export.export(jax.jit(layer), platforms=["cuda"], disabled_checks=[check])(*arguments)
+    assert lowered.mlir_module().count(f"@{versions.TRITON_TARGET}") == 9
