@@ -3,9 +3,11 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -15,16 +17,18 @@ from eval_harness import CONTEXT, Functions, engine, micro, scorer, settings
 from harness import compilations
 
 from jddtree.api import prompt_ids
+from jddtree.benchmarks import results as benchmark_results
 from jddtree.cli import eval as cli
-from jddtree.decoding.engine import Request
+from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.generate import generate_batch
 from jddtree.errors import UserError
 from jddtree.evaluation import losslessness, runner
-from jddtree.evaluation.asking import job
+from jddtree.evaluation import samples as samples_module
+from jddtree.evaluation.asking import fitting_program, fitting_requests, job
 from jddtree.evaluation.samples import Samples, read_rows, run_time, samples_file
 from jddtree.evaluation.slots import Job, answers
 from jddtree.evaluation.summary import score
-from jddtree.evaluation.task import Example
+from jddtree.evaluation.task import Example, Score
 
 TIMES = ("date", "total_evaluation_time_seconds", "command", "economy", "seconds", "decode_seconds")
 
@@ -48,6 +52,14 @@ def files(folder):
     header = json.loads(samples.read_text().split("\n")[0])
     rows = [{key: value for key, value in row.items() if key not in TIMES} for row in read_rows(samples)]
     return {key: value for key, value in found.items() if key not in TIMES}, header, rows
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commit():
+    """The results name the commit, which must not change while the tests compare files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark_results, "commit", lambda: "0123456789ab")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +159,65 @@ def test_resume_after_kills_gives_the_files_of_one_run(seed, tmp_path, monkeypat
     run(tmp_path, tasks[-1])
     assert files(tmp_path) == once
     assert len(tasks[-1].scored) == 8 - kept
+
+
+class Moments:
+    """Places of a run at which it can die: before each dispatch, score and replaced file, and inside each write.
+
+    left: it dies at the so many-th of them, or of those of one name; 0 never.
+    """
+
+    def __init__(self, monkeypatch, left: int, share: float, only: str | None = None):
+        self.left, self.share, self.lock = left, share, threading.Lock()
+        places = {Engine: "run", Functions: "score", Samples: "_write", samples_module: "replace_file"}
+        for owner, name in [*places.items(), (runner, "replace_file")]:
+            if only in (None, name):
+                monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name), name))
+
+    def wrapped(self, function, name):
+        """The function, which dies in the place of its call when it is time."""
+
+        def call(*arguments, **options):
+            with self.lock:  # scores are made by threads
+                self.left -= 1
+                now = self.left == 0
+            if now and name == "_write":
+                samples, row = arguments
+                line = (json.dumps(row) + "\n").encode()
+                samples._file.write(line[: int(len(line) * self.share)])
+                samples._file.flush()
+            if now:
+                raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+
+def bytes_of(folder) -> dict[str, bytes]:
+    """Every file of a run by its name, both without times."""
+    times = rb'"(seconds|date|total_evaluation_time_seconds|command)": ("[^"]*"|[0-9.e+-]+)'
+    name = lambda path: re.sub(r"_[0-9T.-]+(?=\.json)", "", path.name)
+    return {name(path): re.sub(times, rb'"\1": 0', path.read_bytes()) for path in folder.iterdir()}
+
+
+def test_ten_kills_at_random_moments_give_the_bytes_of_one_run(tmp_path):
+    """Two by SIGKILL from outside, six at seeded random moments inside the process, two while the ends are written."""
+    many, options = lambda: Functions(count=30), {"request": {"method": "ar"}, "context": 64}
+    once, killed, random_ = tmp_path / "once", tmp_path / "killed", random.Random(6)
+    run(once, many(), **options)
+    for number in range(10):
+        if number in (2, 5):
+            kill_a_process(killed, 30, random_.uniform(0.0, 0.4))
+            continue
+        last = number - 7  # of the two files that a run replaces at its end
+        left, only = (last, "replace_file") if last > 0 else (random_.randint(1, 8), None)
+        with pytest.MonkeyPatch.context() as patch:
+            Moments(patch, left, random_.random(), only)
+            with pytest.raises(Killed):
+                run(killed, many(), **options)
+        assert not list(killed.glob("results_*"))
+    run(killed, many(), **options)
+    assert bytes_of(killed) == bytes_of(once) and len(bytes_of(once)) == 2
 
 
 def test_resume_after_a_kill_before_the_results(tmp_path, monkeypatch, once):
@@ -254,27 +325,27 @@ from eval_harness import Functions, micro, settings
 from jddtree.evaluation import runner
 slow = lambda *_: time.sleep(0.2)
 options = settings(request={{"method": "ar"}}, context=64)
-runner.run(micro(), [Functions()], options, Path(sys.argv[1]), progress=slow)
+runner.run(micro(), [Functions(count=int(sys.argv[2]))], options, Path(sys.argv[1]), progress=slow)
 """
 
 
-def test_a_real_kill(tmp_path):
-    """SIGKILL while rows are being written by a process of its own, which leaves its lock and files behind."""
+def lines_of(folder) -> int:
+    """Whole lines in the samples files, headers included."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("samples_*.jsonl"))
+
+
+def kill_a_process(folder, count: int, later: float) -> None:
+    """Run the shared task in a process of its own and end it with SIGKILL some seconds after its third line."""
     script = CHILD.format(root=str(ROOT), tests=str(ROOT / "tests"))
-    child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=os.environ | {"XLA_FLAGS": ""})
-    deadline = time.monotonic() + 120
-    written = lambda: sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("samples_*"))
-    while written() < 3 and child.poll() is None and time.monotonic() < deadline:
+    aim, deadline = lines_of(folder) + 3, time.monotonic() + 120
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(folder), str(count)], env=os.environ | {"XLA_FLAGS": ""}
+    )
+    while lines_of(folder) < aim and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
+    time.sleep(later)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    kept, task = written() - 1, Functions()
-    assert 2 <= kept < 8
-    run(tmp_path, task, request={"method": "ar"}, context=64)
-    assert len(task.scored) == 8 - kept
-    rows = files(tmp_path)[2]
-    greedy = sorted(answers(micro(), engine(), jobs(method="ar")), key=lambda answer: answer.index)
-    assert [row["token_ids"] for row in rows] == [answer.token_ids for answer in greedy]
 
 
 def test_prompts_are_raw_or_go_through_the_template():
@@ -291,10 +362,12 @@ def test_prompts_are_raw_or_go_through_the_template():
 OPTIONS = {
     "tasks": None, "limit": None, "max_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 0, "batch": 3,
     "allow_code": False, "compare": None, "golden": None, "perplexity": None, "thinking": None, "target": None,
-    "draft": None, "check": False, "method": "ddtree", "budget": 8, "top_k_cap": None, "spine": False,
+    "draft": None, "check": False, "method": "ddtree", "budget": 8, "top_k_cap": None, "spine": False, "plot": None,
     "coupling": True, "tau": None, "cost": None, "calibration": None,
     "dtype": "float32", "max_context": CONTEXT, "mesh": None, "expert_layout": "tensor", "kernels": "auto",
-    "compile_cache": True, "json_output": True, "quiet": False,
+    "compile_cache": True, "json_output": True, "quiet": False, "system_prompt": None, "stop": None,
+    "ignore_eos": False, "capacity": None, "prefill_chunk": None, "rounds_per_dispatch": None, "coordinator": None,
+    "processes": None, "process_id": None,
 }  # fmt: skip
 
 
@@ -336,6 +409,86 @@ def test_command_compares(command, monkeypatch, tmp_path):
     assert json.loads(path.read_text())["config"]["limit"] == 3
 
 
+def test_command_draws_what_the_trees_brought(command, monkeypatch, tmp_path):
+    """The report is about the task's prompts: its real run has the tokens of the samples; JSON and pictures."""
+    monkeypatch.setattr(cli, "_tasks", lambda *_: [Functions(count=3)])
+    code, tables, found, bars = command(tasks="x", plot=tmp_path / "pictures")
+    assert code == 0 and "Acceptance by depth" in tables and "speculation report" in bars
+    (whole,) = [row for row in found["rounds"] if row["table"] == "summary"]
+    assert whole["prompts"] == 3
+    (real,) = [row for row in found["rounds"] if row["table"] == "real"]
+    assert real["budget"] == 8 and real["same_text"] and real["rounds"] == whole["rounds"]
+    (samples,) = (tmp_path / "out").glob("samples_*")
+    written = [row["tokens"] - 1 for row in read_rows(samples) if row["doc_id"] != 1]  # the report knows no stop string
+    assert whole["tokens"] >= sum(written) + 1
+    saved = json.loads((tmp_path / "pictures" / "speculation.json").read_text())
+    assert saved["rows"] == found["rounds"] and len(list((tmp_path / "pictures").glob("*.png"))) == 6
+
+
+def test_a_prompt_that_does_not_fit_is_left_out_of_the_report():
+    (request,) = fitting_requests(micro(), [Odd()], settings())
+    assert list(request.prompt) == prompt_ids(micro(), "def main(", raw=True)
+
+    class Long(Odd):
+        def examples(self, limit):
+            """As the protocol says."""
+            return super().examples(limit)[:2]
+
+    with pytest.raises(UserError, match="no prompt of the tasks fits"):
+        fitting_requests(micro(), [Long()], settings())
+
+
+def test_options_of_generate_reach_the_requests(tmp_path):
+    """Stop strings beside the example's own, no stop tokens, a system prompt, and compiled shapes."""
+    more = settings(
+        stop=("self",), ignore_eos=True, system_prompt="Be brief.", shapes={"rows": 16, "chunk": 8, "rounds": 2}
+    )
+    one = job(micro(), Functions(raw=False), Functions().examples(2)[1], 1, more)
+    assert one.stop == ("\n\n", "self") and one.request.stop_ids == ()
+    text = one.request.prompt
+    assert list(text) == prompt_ids(micro(), "    def is_empty(self", system_prompt="Be brief.")
+    shapes = fitting_program(micro(), [one], more).capacity
+    assert (shapes.rows, shapes.chunk, shapes.rounds, shapes.context) == (16, 8, 2, CONTEXT)
+    record = more.record([Functions()])
+    assert record["stop"] == ["self"] and record["rows"] == 16 and record["system_prompt"] == "Be brief."
+
+
+def test_decoding_goes_on_while_an_answer_is_scored(tmp_path, monkeypatch):
+    """The first score waits for the last answer to be decoded, which would never come if decoding waited for it."""
+    decoded = threading.Event()
+    honest = runner.answers
+
+    def told(*arguments):
+        yield from honest(*arguments)
+        decoded.set()
+
+    class Slow(Functions):
+        def score(self, example, answer):
+            """As the protocol says."""
+            return Score({"in_time": float(decoded.wait(60))})
+
+    monkeypatch.setattr(runner, "answers", told)
+    found, _ = run(tmp_path, Slow())
+    assert found["results"]["functions"]["in_time,none"] == 1.0
+
+
+def test_a_scorer_that_fails_ends_the_run_and_keeps_the_rows(tmp_path):
+    """It is a defect, not a score; the other rows are found again."""
+
+    class Failing(Functions):
+        def score(self, example, answer):
+            """As the protocol says."""
+            if example.id == "f5":
+                raise ZeroDivisionError
+            return super().score(example, answer)
+
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, Failing())
+    task = Functions()
+    run(tmp_path, task)
+    assert "f5" in task.scored and len(files(tmp_path)[2]) == 8
+
+
 def test_command_measures_perplexity_and_checks_golden(command, tmp_path):
     """A golden check that fails ends with 1; its token is improbable."""
     text, golden = tmp_path / "text.py", tmp_path / "golden.json"
@@ -351,6 +504,8 @@ def test_command_refuses_what_it_cannot_do(command):
     for options, text in (
         ({}, "nothing to do"),
         ({"compare": "ar,ddtree"}, "--compare needs prompts"),
+        ({"plot": ROOT / "none"}, "--plot needs prompts"),
+        ({"tasks": "x", "plot": ROOT / "none", "method": "ar"}, "the method is 'ar'"),
         ({"tasks": "x", "compare": "ar"}, "two or more"),
         ({"tasks": "humanevil"}, "humanevil"),
         ({"perplexity": ROOT / "none.txt"}, "cannot be read"),

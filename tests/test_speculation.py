@@ -298,6 +298,6 @@ def test_unusable_prompt_files_are_refused(tmp_path, content, message):
 
 def test_a_budget_without_nodes_and_a_model_without_drafter_are_refused():
     with pytest.raises(UserError, match="--budget is 0"):
-        speculation_report.measure(None, [[1]], 0, 8)
+        speculation_report.measure_requests(None, [Request([1], budget=0)])
     with pytest.raises(UserError, match="needs a drafter"):
         speculation_report.make_recorder(type("Bare", (), {"drafter": None})(), [Request([1])])

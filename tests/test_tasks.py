@@ -54,7 +54,8 @@ def test_names_and_data_licences() -> None:
 
 def test_an_unknown_name_lists_the_valid_ones() -> None:
     with pytest.raises(
-        UserError, match="'humanevil' is unknown.*humaneval, mbpp, gsm8k, math500, stdlib_lines, stdlib_line_ends"
+        UserError,
+        match="'humanevil' is unknown.*humaneval, mbpp, gsm8k, math500, stdlib_lines, stdlib_line_ends, reasoning_gym",
     ):
         task("humanevil")
 

@@ -5,14 +5,16 @@ A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`.
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from jddtree.benchmarks import auto_budget, coupling, generation, kernels_table, results, step_table
+from jddtree.benchmarks import auto_budget, coupling, evaluation, generation, kernels_table, results, step_table
 from jddtree.evaluation import calibrating
 from pallas_kernels.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/economics.md", "docs/kernels.md", "docs/performance.md")
+PAGES = ("README.md", "docs/economics.md", "docs/evaluation.md", "docs/kernels.md", "docs/performance.md")
 KERNEL_COLUMNS = {
     "kernel": "",
     "tokens": "d",
@@ -23,7 +25,8 @@ KERNEL_COLUMNS = {
     "peer": "",
     "peer_us": ".1f",
 }
-MADE_BY = {
+MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
+    **{f"docs/results/eval-cpu.json {name}": partial(evaluation.table_of, name=name) for name in evaluation.COLUMNS},
     "docs/results/coupling-cpu.json": lambda rows: results.table(of_table(rows, "coupling"), coupling.COLUMNS),
     "docs/results/coupling-cpu.json tau": lambda rows: results.table(of_table(rows, "tau"), coupling.TAU_COLUMNS),
     "docs/results/auto-budget-cpu.json": lambda rows: results.table(of_table(rows, "auto"), auto_budget.COLUMNS),

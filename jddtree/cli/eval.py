@@ -3,29 +3,32 @@
 Tables go to stdout, with --json followed by one JSON object as the last line; progress goes to stderr.
 """
 
+import contextlib
+import io
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from jddtree.benchmarks import results
 from jddtree.benchmarks.results import table
 from jddtree.cli.costs import cost_table
 from jddtree.cli.generate import budget_fields, use_compile_cache
 from jddtree.cli.inputs import read_text
-from jddtree.cli.progress import Bars
+from jddtree.cli.progress import Bars, Counter
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.engine import Engine
 from jddtree.errors import UserError
-from jddtree.evaluation import losslessness, runner
-from jddtree.evaluation.asking import Settings
+from jddtree.evaluation import losslessness, plots, runner, speculation_report
+from jddtree.evaluation.asking import Settings, fitting_requests
 from jddtree.evaluation.golden import Golden, check_golden, read_golden
 from jddtree.evaluation.likelihood import Scorer
 from jddtree.evaluation.perplexity import perplexity as perplexity_of
 from jddtree.evaluation.samples import Row, replace_file
 from jddtree.evaluation.task import Task
 from jddtree.loading import Model, load
+from jddtree.parallel.processes import finish, is_first, start
 
 PERPLEXITY_CONTEXT = 2048
 
@@ -41,12 +44,19 @@ def run(
     compare: str | None,
     golden: Path | None,
     perplexity: Path | None,
+    plot: Path | None,
     thinking: bool | None,
+    system_prompt: str | None,
+    stop: list[str] | None,
+    ignore_eos: bool,
     target: Path | None,
     draft: Path | None,
     check: bool,
     dtype: str,
+    capacity: int | None,
     max_context: int | None,
+    prefill_chunk: int | None,
+    rounds_per_dispatch: int | None,
     kernels: str,
     compile_cache: bool,
     budget: int | str,
@@ -54,19 +64,21 @@ def run(
     calibration: Path | None,
     mesh: int | None,
     expert_layout: str,
+    coordinator: str | None,
+    processes: int | None,
+    process_id: int | None,
     json_output: bool,
     quiet: bool,
     **request: Any,
 ) -> int:
     """Run the command with the options of `jddtree.cli.main.evaluate`; `request` are those of a `Request`.
 
-    Returns 1 when a golden check failed, else 0. Raises UserError for whatever cannot be used, before anything slow
-    where that can be known, and KeyboardInterrupt after Ctrl-C; what was answered by then is kept.
+    Of several processes the first one prints and writes. Returns 1 when a golden check failed, else 0. Raises UserError
+    for whatever cannot be used, before anything slow where that can be known, and KeyboardInterrupt after Ctrl-C; what
+    was answered by then is kept.
     """
-    if compare is not None and tasks is None:
-        raise UserError("--compare needs prompts; give --tasks NAMES")
-    if tasks is None and golden is None and perplexity is None:
-        raise UserError("there is nothing to do; give --tasks NAMES, --golden FILE or --perplexity FILE")
+    _check(tasks, compare, golden, perplexity, plot, request["method"])
+    start(coordinator, processes, process_id)
     methods = losslessness.methods_of(compare) if compare is not None else []
     asked = _tasks(tasks, allow_code) if tasks is not None else []
     text = read_text(perplexity, "--perplexity") if perplexity is not None else None
@@ -74,8 +86,9 @@ def run(
     request |= budget_fields(budget, None)
     known = None if calibration is None else read_calibration(calibration)
     use_compile_cache(compile_cache)
+    silent = quiet or not is_first()
     wants_drafter = draft is not None or any(method != "ar" for method in methods or [request["method"]])
-    with Bars(quiet, "Loading ") as bar:
+    with Bars(silent, "Loading ") as bar:
         model = load(
             target, draft, dtype=dtype, with_drafter=wants_drafter and tasks is not None, mesh=mesh,
             expert_layout=expert_layout, check=check, progress=bar.update,
@@ -93,54 +106,46 @@ def run(
             "target": str(target or "bundled"), "draft": str(draft) if draft else None, "dtype": str(model.dtype),
             "mesh": model.mesh.size if model.mesh else 1, "expert_layout": expert_layout, "kernels": kernels,
         },
-        tune,
+        stop=tuple(stop or ()), ignore_eos=ignore_eos, system_prompt=system_prompt,
+        shapes={"rows": capacity, "chunk": prefill_chunk, "rounds": rounds_per_dispatch}, tune=tune,
     )  # fmt: skip
     report: Row = {}
-    with Counter(quiet) as counter:
+    with Counter(silent) as counter, _spoken_once():
         if methods:
             report["compare"] = _compare(model, asked, settings, methods, output, counter)
         elif asked:
             report |= _run_tasks(model, asked, settings, output, counter)
+        if plot is not None:
+            report["rounds"] = _rounds(model, asked, settings, plot, counter)
         if recorded:
             report["golden"] = _golden(model, recorded, settings, counter)
         if text is not None:
             report["perplexity"] = _perplexity(model, text, settings, counter)
-    if json_output:
-        print(json.dumps(report))
+        if json_output:
+            print(json.dumps(report))
+    finish()
     return 0 if not recorded or report["golden"]["passed"] else 1
 
 
-class Counter:
-    """One bar after the other on stderr, each for a stage, that counts things done; `silent` shows none."""
+def _check(
+    tasks: str | None, compare: str | None, golden: Path | None, perplexity: Path | None, plot: Path | None, method: str
+) -> None:
+    """Raise UserError for options that do not go together"""
+    if tasks is None and (compare or plot) is not None:
+        raise UserError(f"{'--compare' if compare else '--plot'} needs prompts; give --tasks NAMES")
+    if tasks is None and golden is None and perplexity is None:
+        raise UserError("there is nothing to do; give --tasks NAMES, --golden FILE or --perplexity FILE")
+    if plot is not None and method != "ddtree":
+        raise UserError(f"--plot shows what trees bring, but the method is {method!r}; leave out one of the two")
+    if plot is not None:
+        plots.check()
 
-    def __init__(self, silent: bool):
-        self.silent, self.stage = silent, ""
-        self.bar: tqdm | None = None
-        self.begun, self.before = 0.0, 0
 
-    def __enter__(self) -> "Counter":
-        return self
-
-    def update(self, stage: str, done: int, total: int, tokens: int | None = None, note: str = "") -> None:
-        """Show `done` of `total`, tokens per second since the stage began, and a note like the running score."""
-        if self.bar is None or stage != self.stage:
-            self.close()
-            self.stage, self.begun, self.before = stage, time.perf_counter(), tokens or 0
-            self.bar = tqdm(desc=stage, initial=done, total=total, disable=self.silent)
-        if tokens is not None:
-            speed = (tokens - self.before) / max(time.perf_counter() - self.begun, 1e-9)
-            note = f"{speed:.1f} tokens/s{', ' if note else ''}{note}"
-        self.bar.set_postfix_str(note, refresh=False)
-        self.bar.update(done - self.bar.n)
-
-    def close(self) -> None:
-        """End the bar being shown."""
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+@contextlib.contextmanager
+def _spoken_once() -> Iterator[None]:
+    """What is printed inside comes from the first process only"""
+    with contextlib.nullcontext() if is_first() else contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def _tasks(names: str, allow_code: bool) -> list[Task]:
@@ -154,6 +159,9 @@ def _run_tasks(model: Model, tasks: list[Task], settings: Settings, output: Path
     def progress(task: str, done: int, total: int, rows: list[Row]) -> None:
         counter.update(task, done, total, sum(row["tokens"] for row in rows), _running(rows))
 
+    if not is_first():
+        runner.follow(model, tasks, settings)
+        return {}
     found, path = runner.run(model, tasks, settings, output, progress=progress)
     counter.close()
     rows = [row for task in tasks for row in _scores(found, task.name)]
@@ -200,11 +208,32 @@ def _compare(
         for parted in row["divergences"]:
             place = f"{parted['method']} parts at token {parted['position']}, margin {parted['margin']:.6f}"
             print(f"{row['task']} {row['id']}: {place}, {parted['tokens'][0]} against {parted['tokens'][1]}")
-    output.mkdir(parents=True, exist_ok=True)
-    path = output / f"compare_{time.strftime('%Y-%m-%dT%H-%M-%S')}.json"
-    replace_file(path, (json.dumps({"config": settings.record(tasks), **report}, indent=1) + "\n").encode())
-    print(f"report: {path}")
+    if is_first():
+        output.mkdir(parents=True, exist_ok=True)
+        path = output / f"compare_{time.strftime('%Y-%m-%dT%H-%M-%S')}.json"
+        replace_file(path, (json.dumps({"config": settings.record(tasks), **report}, indent=1) + "\n").encode())
+        print(f"report: {path}")
     return report
+
+
+def _rounds(model: Model, tasks: list[Task], settings: Settings, folder: Path, counter: Counter) -> list[Row]:
+    """The speculation report on the tasks' prompts, as tables, JSON and pictures"""
+    requests = fitting_requests(model, tasks, settings)
+    written, most = 0, speculation_report.tokens_at_most(requests)
+
+    def progress(tokens: int) -> None:
+        nonlocal written
+        written += tokens
+        counter.update("speculation report", written, most, written)
+
+    report = speculation_report.measure_requests(model, requests, progress, settings.kernels, **settings.capacity)
+    counter.close()
+    rows = speculation_report.flat(report)
+    if is_first():
+        plots.draw(report, folder, results.card())
+        results.write(folder / "speculation.json", rows)
+    print(f"\n{speculation_report.text(report)}\n\npictures and speculation.json: {folder}")
+    return rows
 
 
 def _golden(model: Model, texts: list[Golden], settings: Settings, counter: Counter) -> Row:

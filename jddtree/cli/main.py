@@ -82,6 +82,19 @@ Tau = Annotated[
     typer.Option(help="How much the coupled drafter's scores are flattened. Default: 1 / temperature, at least 1."),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the sampling noise.")]
+Capacity = Annotated[
+    int | None, typer.Option(help="Compiled rows of the verify pass, root included. Default: fits the budget.")
+]
+Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Do not end at the model's stop tokens.")]
+SystemPrompt = Annotated[str | None, typer.Option(help="System message put before the prompt.")]
+PrefillChunk = Annotated[int | None, typer.Option(help="Prompt tokens per prefill call.")]
+RoundsPerDispatch = Annotated[int | None, typer.Option(help="Rounds between two looks at the result.")]
+Coordinator = Annotated[
+    str | None, typer.Option(help="HOST:PORT of process 0, when several processes run the model together.")
+]
+Processes = Annotated[int | None, typer.Option(help="How many processes there are.")]
+ProcessId = Annotated[int | None, typer.Option(help="Which of them this one is, from 0.")]
 MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer that the cache holds.")]
 Kernels = Annotated[
     Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
@@ -124,7 +137,7 @@ def generate(
     ] = None,
     messages: Annotated[Path | None, typer.Option(help="JSON file with a list of chat messages.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt itself, without the chat template.")] = False,
-    system_prompt: Annotated[str | None, typer.Option(help="System message put before the prompt.")] = None,
+    system_prompt: SystemPrompt = None,
     thinking: Thinking = None,
     target: Target = None,
     draft: Draft = None,
@@ -138,30 +151,24 @@ def generate(
     calibration: Calibrated = None,
     top_k_cap: TopKCap = None,
     spine: Spine = False,
-    capacity: Annotated[
-        int | None, typer.Option(help="Compiled rows of the verify pass, root included. Default: fits the budget.")
-    ] = None,
+    capacity: Capacity = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "--max-new-tokens", help="Most tokens to write.")] = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     coupling: Coupling = True,
     tau: Tau = None,
     seed: Seed = 0,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")
-    ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not end at the model's stop tokens.")] = False,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
     dtype: Dtype = "auto",
     max_context: MaxContext = None,
-    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per prefill call.")] = None,
-    rounds_per_dispatch: Annotated[int | None, typer.Option(help="Rounds between two looks at the result.")] = None,
+    prefill_chunk: PrefillChunk = None,
+    rounds_per_dispatch: RoundsPerDispatch = None,
     mesh: Mesh = None,
     expert_layout: ExpertLayout = "tensor",
-    coordinator: Annotated[
-        str | None, typer.Option(help="HOST:PORT of process 0, when several processes run the model together.")
-    ] = None,
-    processes: Annotated[int | None, typer.Option(help="How many processes there are.")] = None,
-    process_id: Annotated[int | None, typer.Option(help="Which of them this one is, from 0.")] = None,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process_id: ProcessId = None,
     kernels: Kernels = "auto",
     compile_cache: CompileCache = True,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -260,7 +267,12 @@ def evaluate(
         Path | None, typer.Option(help="Check the model against recorded outputs, like vllm_golden.json.")
     ] = None,
     perplexity: Annotated[Path | None, typer.Option(help="Measure perplexity on a text file.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also record rounds on the prompts of --tasks; speculation.json and pictures go here."),
+    ] = None,
     thinking: Thinking = None,
+    system_prompt: SystemPrompt = None,
     target: Target = None,
     draft: Draft = None,
     check: Check = False,
@@ -272,10 +284,18 @@ def evaluate(
     calibration: Calibrated = None,
     top_k_cap: TopKCap = None,
     spine: Spine = False,
+    capacity: Capacity = None,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
     dtype: Dtype = "auto",
     max_context: MaxContext = None,
+    prefill_chunk: PrefillChunk = None,
+    rounds_per_dispatch: RoundsPerDispatch = None,
     mesh: Mesh = None,
     expert_layout: ExpertLayout = "tensor",
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process_id: ProcessId = None,
     kernels: Kernels = "auto",
     compile_cache: CompileCache = True,
     json_output: Annotated[

@@ -1,5 +1,6 @@
-"""Progress bars in bytes on stderr."""
+"""Progress bars on stderr: of bytes, and of things done."""
 
+import time
 from types import TracebackType
 
 from tqdm import tqdm
@@ -31,4 +32,37 @@ class Bars:
             self.bar.close()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Counter:
+    """One bar after the other on stderr, each for a stage, that counts things done; `silent` shows none."""
+
+    def __init__(self, silent: bool):
+        self.silent, self.stage = silent, ""
+        self.bar: tqdm | None = None
+        self.begun, self.before = 0.0, 0
+
+    def __enter__(self) -> "Counter":
+        return self
+
+    def update(self, stage: str, done: int, total: int, tokens: int | None = None, note: str = "") -> None:
+        """Show `done` of `total`, tokens per second since the stage began, and a note like the running score."""
+        if self.bar is None or stage != self.stage:
+            self.close()
+            self.stage, self.begun, self.before = stage, time.perf_counter(), tokens or 0
+            self.bar = tqdm(desc=stage, initial=done, total=total, disable=self.silent)
+        if tokens is not None:
+            speed = (tokens - self.before) / max(time.perf_counter() - self.begun, 1e-9)
+            note = f"{speed:.1f} tokens/s{', ' if note else ''}{note}"
+        self.bar.set_postfix_str(note, refresh=False)
+        self.bar.update(done - self.bar.n)
+
+    def close(self) -> None:
+        """End the bar being shown."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -76,9 +76,10 @@ class Engine:
         lowered = (
             self._lower(rounds.prefill, state, controls, Chunk(tokens, counts, flags)),
             self._lower(rounds.run_rounds, state, controls),
+            jax.jit(self._initial, out_shardings=None if self.mesh is None else self._shardings()).lower(),
         )
         with ThreadPoolExecutor(len(lowered)) as pool:
-            self._prefill, self._rounds = pool.map(_compile, lowered)
+            self._prefill, self._rounds, self._empty = pool.map(_compile, lowered)
         self.compile_seconds = time.perf_counter() - begun
 
     @property
@@ -99,7 +100,7 @@ class Engine:
 
     def abstract_state(self) -> State:
         """Shapes, dtypes and shardings of the state."""
-        state = jax.eval_shape(self._new_state)
+        state = jax.eval_shape(self._initial)
         if self.mesh is None:
             return state
         sharded = lambda array, sharding: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
@@ -111,11 +112,13 @@ class Engine:
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), controls)
 
     def _new_state(self) -> State:
+        return self._empty()
+
+    def _initial(self) -> State:
         program, heads = self.program, None
         if program.drafter is not None:
             heads = self.weights["drafter"]["layers"]["k"].shape[1] // program.drafter.head_dim
-        shardings = self._shardings() if self.mesh is not None else None
-        return initial_state(program.target, program.drafter, program.capacity, self.dtype, shardings, heads)
+        return initial_state(program.target, program.drafter, program.capacity, self.dtype, heads)
 
     def _shardings(self) -> State:
         return jax.tree.map(

@@ -74,12 +74,11 @@ def initial_state(
     drafter: DrafterConfig | None,
     capacity: Capacity,
     dtype: jnp.dtype,
-    shardings: State | None = None,
     key_heads: int | None = None,
 ) -> State:
-    """Empty caches and idle sequences, made on the devices, since the caches of a long context are gigabytes. Under a
-    mesh, shardings says where each array goes, and key_heads how many of the drafter's key heads there are with
-    padding.
+    """Empty caches and idle sequences. key_heads: how many of the drafter's key heads there are with a mesh's padding.
+
+    It is to be compiled, as the caches of a long context are gigabytes, which no host has to make.
     """
     batch, context = capacity.sequences, capacity.context
     # Not empty without a drafter: jax 0.11's CPU compiler crashes on empty arrays that a shard_map passes through.
@@ -87,19 +86,14 @@ def initial_state(
     if drafter:
         heads = key_heads or drafter.num_key_value_heads
         drafter_cache = (drafter.num_hidden_layers, batch, context, heads, drafter.head_dim)
-    struct = jax.ShapeDtypeStruct
-    shapes = State(
-        latents=struct((target.num_hidden_layers, batch, context, target.latent_size), dtype),
-        keys=struct(drafter_cache, dtype),
-        values=struct(drafter_cache, dtype),
-        **{name: struct((batch,), jnp.int32) for name in ("root", "length", "emitted", "finish")},
-        pace=Pace(*(struct((), kind) for kind in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))),
+    return State(
+        latents=jnp.zeros((target.num_hidden_layers, batch, context, target.latent_size), dtype),
+        keys=jnp.zeros(drafter_cache, dtype),
+        values=jnp.zeros(drafter_cache, dtype),
+        **{name: jnp.zeros(batch, jnp.int32) for name in ("root", "length", "emitted")},
+        finish=jnp.full(batch, IDLE, jnp.int32),
+        pace=Pace(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(0)),
     )
-    leaves, structure = jax.tree.flatten(shapes)
-    places = [None] * len(leaves) if shardings is None else jax.tree.leaves(shardings)
-    zeros = [jnp.zeros(one.shape, one.dtype, device=place) for one, place in zip(leaves, places, strict=True)]
-    empty = jax.tree.unflatten(structure, zeros)
-    return empty._replace(finish=jnp.full(batch, IDLE, jnp.int32, device=shardings.finish if shardings else None))
 
 
 def append_rows(cache: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:

@@ -1,25 +1,33 @@
 """Ask a model every example of some tasks, score the answers, and keep both on the disk as they come.
 
-Contract: an interrupted run goes on where it was, and its files are those of one run but for times.
+Contract: an interrupted run goes on where it was, and its files are those of one run but for times. Answers are scored
+beside decoding, which never waits for a score; rows are written in the order in which they are scored.
 """
 
 import hashlib
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from jddtree.decoding.engine import Engine
 from jddtree.decoding.generate import Statistics
+from jddtree.decoding.rounds import Program
 from jddtree.evaluation.asking import Settings, compiled, examples, fitting_program, job_or_error
 from jddtree.evaluation.samples import Row, Samples, missing, replace_file, results_file, run_time, samples_file
 from jddtree.evaluation.slots import Answer, Job, answers
 from jddtree.evaluation.summary import results
 from jddtree.evaluation.task import Example, Score, Task
 from jddtree.loading import Model
+from jddtree.parallel.processes import from_first
 
+TODO = "evaluation/todo"
+SCORERS = min(4, os.cpu_count() or 1)
 Progress = Callable[[str, int, int, list[Row]], None]
 """Called with a task's name, the examples done and in all, and the rows so far."""
 
@@ -39,16 +47,12 @@ def run(
     """
     begun = time.time()
     asked = examples(tasks, settings.limit)
-    jobs = {
-        task.name: [
-            job_or_error(model, task, example, index, settings) for index, example in enumerate(asked[task.name])
-        ]
-        for task in tasks
-    }
-    program = fitting_program(model, [job for part in jobs.values() for job in part], settings)
+    jobs, program = _jobs(model, tasks, asked, settings)
     when, config = run_time(folder), settings.record(tasks)
     opened = _open(tasks, asked, config, folder, when)
     try:
+        todo = {name: list(missing(samples, len(jobs[name]))) for name, samples in opened.items()}
+        from_first(TODO, json.dumps(todo))
         engine = engine or compiled(model, program, settings)
         for task in tasks:
             _ask(model, engine, task, asked[task.name], jobs[task.name], opened[task.name], progress)
@@ -60,6 +64,30 @@ def run(
     found = results(tasks, rows, config, counts, begun)
     replace_file(results_file(folder, when), (json.dumps(found, indent=1) + "\n").encode())
     return found, results_file(folder, when)
+
+
+def follow(model: Model, tasks: Sequence[Task], settings: Settings, engine: Engine | None = None) -> None:
+    """The part of the other processes in a `run` of the first one: to decode what it decodes. Nothing is written."""
+    jobs, program = _jobs(model, tasks, examples(tasks, settings.limit), settings)
+    todo = json.loads(from_first(TODO))
+    engine = engine or compiled(model, program, settings)
+    for task in tasks:
+        asked = [jobs[task.name][index] for index in todo[task.name]]
+        for _ in answers(model, engine, [job for job in asked if isinstance(job, Job)]):
+            pass
+
+
+def _jobs(
+    model: Model, tasks: Sequence[Task], asked: dict[str, list[Example]], settings: Settings
+) -> tuple[dict[str, list[Job | str]], Program]:
+    """What to ask for every example of every task, or why it cannot be asked; and the program for it"""
+    jobs = {
+        task.name: [
+            job_or_error(model, task, example, index, settings) for index, example in enumerate(asked[task.name])
+        ]
+        for task in tasks
+    }
+    return jobs, fitting_program(model, [job for part in jobs.values() for job in part], settings)
 
 
 def _open(
@@ -93,11 +121,26 @@ def _ask(
     prompts = {job.index: job for _, job in todo if isinstance(job, Job)}
     if progress is not None:
         progress(task.name, len(samples.rows), len(jobs), list(samples.rows.values()))
-    for part in (failed, answers(model, engine, list(prompts.values()))):
-        for answer in part:
-            samples.append(_row(task, asked[answer.index], prompts.get(answer.index), answer))
-            if progress is not None:
-                progress(task.name, len(samples.rows), len(jobs), list(samples.rows.values()))
+    row = lambda answer: _row(task, asked[answer.index], prompts.get(answer.index), answer)
+    for made in _beside(row, chain(failed, answers(model, engine, list(prompts.values())))):
+        samples.append(made)
+        if progress is not None:
+            progress(task.name, len(samples.rows), len(jobs), list(samples.rows.values()))
+
+
+def _beside(row: Callable[[Answer], Row], found: Iterable[Answer]) -> Iterator[Row]:
+    """The rows of answers, in the order in which they are done; made by threads while the next answers are decoded"""
+    pool = ThreadPoolExecutor(SCORERS)
+    waiting: set[Future[Row]] = set()
+    try:
+        for answer in found:
+            waiting.add(pool.submit(row, answer))
+            done = {future for future in waiting if future.done()}
+            waiting -= done
+            yield from (future.result() for future in done)
+        yield from (future.result() for future in as_completed(waiting))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _row(task: Task, example: Example, job: Job | None, answer: Answer) -> Row:
@@ -106,7 +149,11 @@ def _row(task: Task, example: Example, job: Job | None, answer: Answer) -> Row:
     doc = {key: value for key, value in asdict(example).items() if key != "prompt"}
     options: dict[str, Any] = {"until": list(example.stop)}
     if job is not None:
-        options |= {"max_gen_toks": job.request.max_tokens, "temperature": job.request.temperature}
+        options |= {
+            "until": list(job.stop),
+            "max_gen_toks": job.request.max_tokens,
+            "temperature": job.request.temperature,
+        }
     return {
         "doc_id": answer.index, "doc": doc, "target": example.reference, "arguments": [[example.prompt, options]],
         "resps": [[answer.text]], "filtered_resps": [answer.text], "filter": "none", "metrics": sorted(score.metrics),

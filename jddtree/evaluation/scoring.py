@@ -33,6 +33,12 @@ def code_block(answer: str) -> str:
     return answer.rsplit("[BEGIN]", 1)[-1].split("[DONE]", 1)[0]
 
 
+def last_tagged(answer: str, tag: str) -> str | None:
+    """What stands between the last <tag> and the </tag> behind it, without spaces around; None without such a pair."""
+    found = re.findall(f"<{tag}>(.*?)</{tag}>", answer, re.DOTALL)
+    return found[-1].strip() if found else None
+
+
 def final_number(answer: str) -> Decimal | None:
     """The number behind the last `####` (GSM8K's own form), otherwise the last number; None without any."""
     found = FINAL_NUMBER.findall(answer) or NUMBER.findall(answer)

@@ -61,15 +61,30 @@ class Decoded(NamedTuple):
 def measure(
     model: Model, prompts: Sequence[Sequence[int]], budget: int, max_tokens: int, progress: Progress | None = None
 ) -> Report:
-    """Decode greedily with trees of `budget` nodes and report; the budgets of COMPARED below it are run for real.
+    """Decode greedily with trees of `budget` nodes and report, as `measure_requests` does.
 
-    prompts: token ids, used as they are. progress: called with numbers of tokens as they come.
-    Raises UserError for a model without a drafter, and for prompts or a budget that do not fit.
+    prompts: token ids, used as they are.
     """
+    requests = [Request(prompt, max_tokens, budget=budget, stop_ids=model.stop_ids) for prompt in prompts]
+    return measure_requests(model, requests, progress)
+
+
+def measure_requests(
+    model: Model,
+    requests: Sequence[Request],
+    progress: Progress | None = None,
+    kernels: str | None = None,
+    **capacity: int | None,
+) -> Report:
+    """Decode requests of one budget and report; the budgets of COMPARED below it are run for real.
+
+    progress: called with numbers of tokens as they come. kernels: None for the best. capacity: fields of `Capacity` to
+    set. Raises UserError for a model without a drafter, and for prompts or a budget that do not fit.
+    """
+    budget = requests[0].budget
     if budget < 1:
         raise UserError(f"--budget is {budget}, but must be at least 1 for trees to report on")
-    requests = [Request(prompt, max_tokens, budget=budget, stop_ids=model.stop_ids) for prompt in prompts]
-    recorder = make_recorder(model, requests)
+    recorder = make_recorder(model, requests, kernels, **capacity)
     recordings = record(recorder, requests, progress)
     if not any(recording.rounds for recording in recordings):
         raise UserError("every prompt ended with its first token, so there was no round; raise --max-tokens")
@@ -79,17 +94,24 @@ def measure(
     return tables
 
 
+def tokens_at_most(requests: Sequence[Request]) -> int:
+    """Tokens of which `measure_requests` tells its progress, if no text ends early."""
+    return (1 + len(budgets(requests[0].budget))) * sum(request.max_tokens - 1 for request in requests)
+
+
 def budgets(largest: int) -> list[int]:
     """Budgets to run for real: those of COMPARED below the recorded one, and it."""
     return [*(budget for budget in COMPARED if budget < largest), largest]
 
 
-def make_recorder(model: Model, requests: Sequence[Request]) -> Recorder:
+def make_recorder(
+    model: Model, requests: Sequence[Request], kernels: str | None = None, **capacity: int | None
+) -> Recorder:
     """A recorder of one sequence that the requests fit into. Raises UserError when there is none."""
     if model.drafter is None:
         raise UserError("a speculation report needs a drafter, but none is loaded; give --draft DIR")
-    widest = max(requests, key=lambda request: len(request.prompt))
-    program = program_for(model, default_capacity(model, widest))
+    widest = max(requests, key=lambda request: len(request.prompt) + request.max_tokens)
+    program = program_for(model, default_capacity(model, widest, **capacity), kernels)
     check_program(program)
     for request in requests:
         check_request(program, request)

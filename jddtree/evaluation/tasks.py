@@ -7,6 +7,7 @@ from jddtree.errors import UserError
 from jddtree.evaluation.coding import MBPP, HumanEval
 from jddtree.evaluation.lines import StdlibLines
 from jddtree.evaluation.mathematics import GSM8K, Math500
+from jddtree.evaluation.reasoning import PREFIX, read_name
 from jddtree.evaluation.task import Task
 from jddtree.evaluation.userfile import read_user_file
 
@@ -26,17 +27,21 @@ def task_names() -> tuple[str, ...]:
 
 
 def get_task(name_or_path: str, *, allow_code: bool) -> Task:
-    """A task by name, or the user's file: whatever ends in .jsonl, holds a path separator or is a file.
+    """A task by name, reasoning-gym's included, or the user's: what ends in .jsonl, holds a path separator or is one.
 
     UserError for an unknown name, a file that cannot be used, and a task that runs the model's code without allow_code.
     """
     makers = dict(TASKS)
     if name_or_path in makers:
         return _allowed(makers[name_or_path](), allow_code)
+    if name_or_path.startswith(PREFIX):
+        return _allowed(read_name(name_or_path), allow_code)
     if name_or_path.endswith(".jsonl") or os.sep in name_or_path or os.path.isfile(name_or_path):
         return read_user_file(name_or_path)
     names = ", ".join(task_names())
-    raise UserError(f"task {name_or_path!r} is unknown; the tasks are {names}, or give the path of a .jsonl file")
+    raise UserError(
+        f"task {name_or_path!r} is unknown; the tasks are {names}, {PREFIX}NAME, or give the path of a .jsonl file"
+    )
 
 
 def _allowed(task: Task, allow_code: bool) -> Task:

@@ -15,6 +15,7 @@ from jax._src import distributed  # the coordinator's key-value store has no pub
 from jddtree.errors import UserError
 
 FAILURE_KEY = "jddtree/failure"
+SHARED_KEY = "jddtree/shared/"
 FOREVER_MS = 1000 * 60 * 60 * 24 * 30
 ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
@@ -49,6 +50,21 @@ def start(coordinator: str | None = None, processes: int | None = None, process_
 def is_first() -> bool:
     """Whether this process is the one that prints."""
     return jax.process_index() == 0
+
+
+def from_first(name: str, value: str | None = None) -> str:
+    """What the first process gives as `value` under a name that is used once; the others, which give None, wait for it.
+
+    Raises ValueError when the first process gives nothing.
+    """
+    client = distributed.global_state.client
+    if not is_first() and client is not None:
+        return client.blocking_key_value_get(SHARED_KEY + name, FOREVER_MS)
+    if value is None:
+        raise ValueError(f"the first process must give {name}")
+    if client is not None:
+        client.key_value_set(SHARED_KEY + name, value)
+    return value
 
 
 def fail(message: str) -> None:
