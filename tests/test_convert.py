@@ -18,7 +18,7 @@ from converters import conversion
 from converters.convert import convert
 from converters.disk import write_at
 from converters.journal import Journal
-from converters.manifest import JOURNAL, MANIFEST
+from converters.manifest import JOURNAL, MANIFEST, VERSION
 from converters.synthetic import write_checkpoint, write_drafter
 from jddtree.cli.convert import run
 from jddtree.config import TargetConfig
@@ -358,8 +358,8 @@ def test_a_journal_of_another_version(source, tmp_path: Path, monkeypatch) -> No
     out = tmp_path / "store"
     interrupt(source, out, 0.5, monkeypatch)
     path = out / JOURNAL
-    path.write_text(path.read_text().replace('"version": 1', '"version": 0', 1))
-    with pytest.raises(UserError, match=r"was begun by another version \(store version 0, this program writes 1\)"):
+    path.write_text(path.read_text().replace(f'"version": {VERSION}', '"version": 0', 1))
+    with pytest.raises(UserError, match=rf"was begun by another version \(store version 0, this program writes {VERSION}\)"):
         convert(*source, out)
     convert(*source, out, force=True)
 
