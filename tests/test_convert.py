@@ -359,7 +359,9 @@ def test_a_journal_of_another_version(source, tmp_path: Path, monkeypatch) -> No
     interrupt(source, out, 0.5, monkeypatch)
     path = out / JOURNAL
     path.write_text(path.read_text().replace(f'"version": {VERSION}', '"version": 0', 1))
-    with pytest.raises(UserError, match=rf"was begun by another version \(store version 0, this program writes {VERSION}\)"):
+    with pytest.raises(
+        UserError, match=rf"was begun by another version \(store version 0, this program writes {VERSION}\)"
+    ):
         convert(*source, out)
     convert(*source, out, force=True)
 

@@ -195,7 +195,8 @@ class Moments:
 
 def bytes_of(folder) -> dict[str, bytes]:
     """Every file of a run by its name, both without times."""
-    times = rb'"(seconds|decode_seconds|date|total_evaluation_time_seconds|command|[a-z_]*tokens_per_second)": ("[^"]*"|[0-9.e+-]+)'
+    names = rb"seconds|decode_seconds|date|total_evaluation_time_seconds|command|tokens_per_s"
+    times = rb'"(' + names + rb')": ("[^"]*"|[0-9.e+-]+)'
     name = lambda path: re.sub(r"_[0-9T.-]+(?=\.json)", "", path.name)
     return {name(path): re.sub(times, rb'"\1": 0', path.read_bytes()) for path in folder.iterdir()}
 

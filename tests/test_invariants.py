@@ -75,7 +75,7 @@ def test_invariant_1_breaks_when_the_host_touches_the_device_with_data_shapes(sm
 
 
 def test_every_budget_from_0_to_64_under_one_compilation(wide, cases) -> None:
-    """Three functions compiled once, the empty state, prefill and rounds; 65 budgets in mixed batches, nothing more; one text."""
+    """The empty state, prefill and rounds compiled once; 65 budgets in mixed batches, nothing more; one text."""
     engine, made = wide
     assert len(made) == 3, made
     wanted = cases[1]["tokens"][:16]
