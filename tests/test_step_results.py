@@ -84,7 +84,7 @@ def test_tables_of_the_results():
 
 
 class ScriptedEngine:
-    """Emits three tokens a round until fourteen are there."""
+    """Emits three tokens a round until fourteen are there; each used 8 nodes and was to give 2.5 tokens."""
 
     def __init__(self, rounds):
         self.program = SimpleNamespace(capacity=SimpleNamespace(rounds=rounds))
@@ -98,14 +98,17 @@ class ScriptedEngine:
         while state < 14 and len(tokens) < self.program.capacity.rounds:
             tokens.append([state, state + 1, state + 2][: 14 - state])
             state += 3
-        return state, SimpleNamespace(tokens=[tokens], finish=[None if state < 14 else "length"])
+        many, finish = len(tokens), None if state < 14 else "length"
+        return state, SimpleNamespace(tokens=[tokens], nodes=[[8] * many], plans=[[(2.5, 0.0)] * many], finish=[finish])
 
 
 def test_decoding_counts_tokens_rounds_and_gaps():
     """Thirteen tokens after the first in five rounds; the same ones whatever a dispatch holds."""
     rows = decode.measure([[1], [2]], 14, 8, iter([(count, ScriptedEngine(count)) for count in (1, 2)]))
     assert [row["rounds"] for row in rows] == [10, 10] and all(row["same_tokens"] for row in rows)
-    assert rows[0]["acceptance_length"] == pytest.approx(2.6)
+    assert rows[0]["acceptance_length"] == rows[0]["tokens_per_round"] == pytest.approx(2.6)
+    assert (rows[0]["nodes_per_round"], rows[0]["expected_tokens_per_round"]) == (8, 2.5)
+    assert rows[0]["expected_tokens_per_s"] is None  # no cost table
     with pytest.raises(UserError, match="no dispatch ran all its 6 rounds"):
         decode.measure([[1]], 14, 8, iter([(6, ScriptedEngine(6))]))
 

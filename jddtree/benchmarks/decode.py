@@ -27,27 +27,32 @@ from jddtree.benchmarks.kernels_settings import numbers
 from jddtree.benchmarks.results import Row
 from jddtree.benchmarks.step_presets import bundled
 from jddtree.config import drafter_config, target_config
+from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
 from jddtree.models.parameters import nest
+from jddtree.stats import economy
 
 ROUNDS = (1, 2, 4, 8, 16)
 CONTEXT = 1024
 COLUMNS = {
-    "rounds_per_dispatch": "d", "rounds": "d", "acceptance_length": ".2f", "tokens_per_s": ".1f", "dispatch_ms": ".3f",
+    "rounds_per_dispatch": "d", "rounds": "d", "nodes_per_round": ".1f", "acceptance_length": ".2f",
+    "expected_tokens_per_round": ".2f", "tokens_per_s": ".1f", "dispatch_ms": ".3f",
     "round_ms": ".3f", "gap_ms": ".3f", "gap_percent": ".1f", "compile_s": ".1f", "same_tokens": "",
 }  # fmt: skip
 
 
 class Decoded(NamedTuple):
-    """tokens: of every prompt; seconds: of every dispatch that ran all its rounds; spent: of all dispatches."""
+    """tokens: of every prompt; seconds: of every dispatch that ran all its rounds; spent: of all dispatches; found: what
+    `stats.economy` says of all rounds."""
 
     tokens: list[list[int]]
     rounds: int
     seconds: list[float]
     spent: float
+    found: dict[str, float | None]
 
 
 def engines(dtype: str, budget: int, rounds: Sequence[int], kernels: str | None = None) -> Iterator[tuple[int, Engine]]:
@@ -57,9 +62,11 @@ def engines(dtype: str, budget: int, rounds: Sequence[int], kernels: str | None 
     arrays = load_target(bundled("target"), target, kind)[0], load_drafter(bundled("drafter"), drafter, kind)[0]
     weights = jax.device_put({"target": nest(arrays[0]), "drafter": nest(arrays[1])})
     rows = max(-(-(budget + 1) // 8) * 8, drafter.block_size)
+    calibration = read_calibration(bundled("target").parent / "calibration.json")
     for count in rounds:
         capacity = Capacity(rows=rows, candidates=rows - 1, context=CONTEXT, rounds=count)
-        yield count, Engine(Program(target, drafter, capacity, kernels), weights, jnp.dtype(dtype))
+        program = Program(target, drafter, capacity, kernels)
+        yield count, Engine(program, weights, jnp.dtype(dtype), calibration=calibration)
 
 
 def measure(
@@ -77,7 +84,7 @@ def measure(
         emitted = sum(map(len, found.tokens)) - len(prompts)
         rows.append({
             "rounds_per_dispatch": count, "budget": budget, "rounds": found.rounds,
-            "acceptance_length": emitted / found.rounds, "tokens_per_s": emitted / found.spent,
+            "acceptance_length": emitted / found.rounds, **found.found,
             "dispatch_ms": 1e3 * statistics.median(found.seconds), "compile_s": engine.compile_seconds,
             "same_tokens": found.tokens == expected,
         })  # fmt: skip
@@ -111,7 +118,10 @@ def read_ids(path: Path) -> list[list[int]]:
 
 
 def _decode(engine: Engine, requests: Sequence[Request]) -> Decoded:
-    tokens, seconds, spent, count = [], [], 0.0, 0
+    tokens, seconds, spent = [], [], 0.0
+    nodes: list[int] = []
+    emitted: list[int] = []
+    plans: list[tuple[float, float]] = []
     for request in requests:
         state, controls, (first,), (finish,) = engine.start([request])
         ids = list(first)
@@ -120,12 +130,16 @@ def _decode(engine: Engine, requests: Sequence[Request]) -> Decoded:
             state, dispatch = engine.run(state, controls)
             took = time.perf_counter() - begun
             rounds, (finish,) = dispatch.tokens[0], dispatch.finish
-            spent, count = spent + took, count + len(rounds)
+            spent += took
+            nodes += dispatch.nodes[0]
+            plans += dispatch.plans[0]
+            emitted += map(len, rounds)
             if len(rounds) == engine.program.capacity.rounds:
                 seconds.append(took)
-            ids += [token for emitted in rounds for token in emitted]
+            ids += [token for one in rounds for token in one]
         tokens.append(ids)
-    return Decoded(tokens, count, seconds, spent)
+    found = economy(nodes, emitted, [tokens for tokens, _ in plans], [seconds for _, seconds in plans], spent)
+    return Decoded(tokens, len(emitted), seconds, spent, found)
 
 
 def bundled_prompts() -> list[list[int]]:
