@@ -45,8 +45,8 @@ COLUMNS = {
 
 
 class Decoded(NamedTuple):
-    """tokens: of every prompt; seconds: of every dispatch that ran all its rounds; spent: of all dispatches; found: what
-    `stats.economy` says of all rounds."""
+    """tokens: of every prompt; seconds: of every dispatch that ran all its rounds; spent: of all dispatches; found:
+    what `stats.economy` says of all rounds."""
 
     tokens: list[list[int]]
     rounds: int
