@@ -28,7 +28,7 @@ from pallas_kernels.tree_attention import causal_words
 REFERENCE_EPS = 1e-6  # of the q_a and kv_a norms in the reference arrays, as in transformers
 TOLERANCE = 2e-4  # absolute, float32 against the reference (shared golden README: safe when no router choice flips)
 SMALL = {"sequences": 4, "rows": 9, "candidates": 8, "context": 160, "rounds": 4, "chunk": 16}
-WIDE = {"sequences": 7, "rows": 65, "candidates": 64, "context": 384, "rounds": 8, "chunk": 64}
+WIDE = {"sequences": 7, "rows": 65, "candidates": 64, "context": 384, "rounds": 8, "chunk": 64, "widths": (1, 9, 33)}
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 

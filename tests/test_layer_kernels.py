@@ -135,8 +135,13 @@ def test_equal_scores_choose_the_lower_expert() -> None:
         np.testing.assert_allclose(weights, 0.25, rtol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
-@given(tokens=st.integers(2, 40), experts=st.integers(3, 24), tile=st.sampled_from([8, 16]), seed=st.integers(0, 2**31))
+@settings(max_examples=15, deadline=None)
+@given(
+    tokens=st.sampled_from([2, 9, 33]),
+    experts=st.integers(3, 24),
+    tile=st.sampled_from([8, 16]),
+    seed=st.integers(0, 2**31),
+)
 def test_work_list_is_the_plain_one(tokens: int, experts: int, tile: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     ids = np.stack([random.permutation(experts)[:3] for _ in range(tokens)]).astype(np.int32)

@@ -19,6 +19,7 @@ from converters import placement
 from converters.convert import convert
 from converters.dflash import DFlashReader, load_drafter
 from converters.kimi import KimiReader, load_target
+from converters.manifest import VERSION
 from converters.pieces import Layout, Reader, in_memory, layout, memory_bytes, piece_of
 from converters.placement import chunks, device_bytes, load_arrays, require_memory
 from converters.store import Store, is_store
@@ -217,7 +218,7 @@ def test_chunks_have_few_shapes() -> None:
 
 def test_files_hold_the_pieces_and_nothing_else(made, wanted) -> None:
     manifest = json.loads((made / "manifest.json").read_text())
-    assert (manifest["format"], manifest["version"]) == ("jddtree store", 1)
+    assert (manifest["format"], manifest["version"]) == ("jddtree store", VERSION)
     store = Store(made)
     for part, arrays in wanted.items():
         table = store.reader(part).table
@@ -268,8 +269,10 @@ def test_missing_and_short_files_are_named_when_opened(copied) -> None:
 
 
 def test_another_version_is_refused(copied) -> None:
-    edit_manifest(copied, lambda values: values.update(version=2))
-    with pytest.raises(UserError, match=r"is a store of version 2, but this program reads version 1; convert the"):
+    edit_manifest(copied, lambda values: values.update(version=VERSION + 1))
+    with pytest.raises(
+        UserError, match=rf"version {VERSION + 1}, but this program reads version {VERSION}; convert the"
+    ):
         Store(copied)
 
 
