@@ -1,7 +1,6 @@
 """What the tests of models and decoding share: the micro pair, runs of an engine, and counts of compilations."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from safetensors.numpy import load_file
 
 from converters.dflash import load_drafter
 from converters.kimi import load_target
+from jddtree.benchmarks.step_clocks import compilations as compilations
 from jddtree.config import DrafterConfig, TargetConfig, drafter_config, target_config
 from jddtree.decoding import rounds
 from jddtree.decoding.engine import Engine, Request
@@ -29,7 +29,6 @@ REFERENCE_EPS = 1e-6  # of the q_a and kv_a norms in the reference arrays, as in
 TOLERANCE = 2e-4  # absolute, float32 against the reference (shared golden README: safe when no router choice flips)
 SMALL = {"sequences": 4, "rows": 9, "candidates": 8, "context": 160, "rounds": 4, "chunk": 16}
 WIDE = {"sequences": 7, "rows": 65, "candidates": 64, "context": 384, "rounds": 8, "chunk": 64, "widths": (1, 9, 33)}
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class Pair(NamedTuple):
@@ -115,22 +114,6 @@ def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tup
     off = Sampling(jnp.zeros(batch), jnp.ones(batch), *[jnp.zeros(batch, jnp.uint32)] * 2)
     greedy = SimpleNamespace(sampling=off, coupling=jnp.zeros(batch))
     return rounds.draft(models, drafter, state, greedy)
-
-
-@contextmanager
-def compilations() -> Iterator[list[str]]:
-    """The names of the functions that XLA compiles inside, as JAX's own monitoring reports them."""
-    events: list[str] = []
-
-    def listen(event: str, duration: float, **details: object) -> None:
-        if event == COMPILE_EVENT:
-            events.append(str(details.get("fun_name", event)))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield events
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 class Pass(NamedTuple):
