@@ -35,12 +35,12 @@ class Partials(NamedTuple):
 def merge(
     partials: Partials,
     lengths: jax.Array,
-    ancestors: jax.Array,
-    queries: jax.Array,
+    ancestors: jax.Array | None,
+    queries: jax.Array | jax.ShapeDtypeStruct,
     launch: MergeLaunch,
     interpret: bool,
 ) -> jax.Array:
-    """[B, C, heads, D] like `queries`; rows that see nothing give 0."""
+    """[B, C, heads, D] like `queries`; rows that see nothing, not even themselves in `ancestors`, give 0."""
     splits, tiles, *plane = partials.sums.shape
     sequences, count, heads, _ = queries.shape
     size = plane[0] if partials.rows_last else plane[1]
@@ -58,13 +58,13 @@ def merge(
     out = pl.pallas_call(
         kernel,
         grid=(tiles, -(-partials.rows_per_tile // launch.rows), size // columns),
-        in_specs=[pl.no_block_spec] * 5,
+        in_specs=[pl.no_block_spec] * (4 if ancestors is None else 5),
         out_specs=pl.no_block_spec,
         out_shape=jax.ShapeDtypeStruct((sequences, count * heads, size), queries.dtype),
         compiler_params=plt.CompilerParams(num_warps=launch.warps, num_stages=1),
         interpret=interpret,
         name="tree_attention_merge",
-    )(*partials[:3], lengths, ancestors)
+    )(*partials[:3], lengths, *(() if ancestors is None else (ancestors,)))
     return out.reshape(sequences, count, heads, size)
 
 
@@ -73,9 +73,7 @@ def _merge_kernel(
     maximum: Any,
     total: Any,
     lengths: Any,
-    ancestors: Any,
-    out: Any,
-    *,
+    *refs: Any,
     partition: Partition,
     rows_per_tile: int,
     rows_last: bool,
@@ -84,6 +82,7 @@ def _merge_kernel(
     launch: MergeLaunch,
     columns: int,
 ) -> None:
+    *ancestors, out = refs
     tile = pl.program_id(0)
     sequence = lax.div(tile, jnp.int32(tiles))
     used = partition.used(lengths[sequence])
@@ -114,9 +113,12 @@ def _merge_kernel(
 
     steps = lax.div(used + (launch.splits - 1), jnp.int32(launch.splits))
     merged = lax.fori_loop(jnp.int32(0), steps, add, jnp.zeros((columns, launch.rows), jnp.float32))
-    node = jnp.where(inside, lax.div(query, jnp.int32(heads)), 0)
-    word = plt.load(ancestors.at[sequence, node, lax.shift_right_logical(node, 5)], mask=inside, other=jnp.uint32(0))
-    live = ((word >> (node & 31).astype(jnp.uint32)) & jnp.uint32(1)) != jnp.uint32(0)
-    result = jnp.where((live & (divisor > 0))[None, :], merged / divisor[None, :], 0.0)
+    live = divisor > 0
+    if ancestors:
+        node = jnp.where(inside, lax.div(query, jnp.int32(heads)), 0)
+        place = ancestors[0].at[sequence, node, lax.shift_right_logical(node, 5)]
+        word = plt.load(place, mask=inside, other=jnp.uint32(0))
+        live &= ((word >> (node & 31).astype(jnp.uint32)) & jnp.uint32(1)) != jnp.uint32(0)
+    result = jnp.where(live[None, :], merged / divisor[None, :], 0.0)
     everywhere = inside[None, :] & (column >= 0)[:, None]
     plt.store(out.at[sequence, query[None, :], column[:, None]], result.astype(out.dtype), mask=everywhere)

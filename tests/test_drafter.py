@@ -13,11 +13,11 @@ from harness import close, load_arrays, score_texts
 
 from jddtree.config import DrafterConfig, Rope
 from jddtree.decoding.state import append_rows
-from jddtree.models.drafter import KEY_BLOCK, Drafter, DrafterLayer
-from jddtree.models.layers import rms_norm
+from jddtree.models.drafter import Drafter
 from jddtree.models.parameters import drafter_parameters, nest
 from jddtree.models.rope import inverse_frequencies
 from jddtree.models.target import Target
+from pallas_kernels.draft_attention import KEY_BLOCK
 
 STORED = sorted(golden_ref().glob("drafter_*.safetensors"))  # three prompts, two of them bundled
 ROUNDS, CONTEXT, NEW = 3, 256, 212  # the longest reference prompt has 212 tokens
@@ -32,14 +32,13 @@ def _round(configs, weights, features, count, start, keys, values, block_ids):
     new_keys, new_values = drafter.context(features[None], positions)
     keys, values = append_rows(keys, new_keys, start, count), append_rows(values, new_values, start, count)
     length = start + count
-    x = embedded = target.embed(block_ids[None])
+    embedded = target.embed(block_ids[None])
     found = {"context_projected": drafter.project(features[None])[0]}
+    stream, context = drafter.start(embedded, length, keys, values)
     for index in range(config.num_hidden_layers):
-        layer = DrafterLayer(config, {name: array[index] for name, array in weights["drafter"]["layers"].items()})
-        place = length[:, None] + jnp.arange(config.block_size, dtype=jnp.int32)[None]
-        x = layer(x, place, length, keys, values, jnp.int32(index), jnp.int32(10**6), jnp.bool_(config.causal[index]))
-        found[f"layer.{index}"] = x[0]
-    found["hidden"] = rms_norm(x, drafter.ends.norm, config.rms_norm_eps)[0]
+        stream = drafter.layer(jnp.int32(index), stream, context)
+        found[f"layer.{index}"] = stream.x
+    found["hidden"] = stream.normed
     found["whole"] = drafter(embedded, length, keys, values)[0]
     found["logits"] = target.head(found["whole"])
     return found, keys, values

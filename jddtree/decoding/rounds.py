@@ -119,7 +119,9 @@ class Models:
         self.program = program
         taps = program.drafter.target_layer_ids if program.drafter else ()
         self.target = program.target_class(program.target, weights["target"], taps, program.kernels, program.axis)
-        self.drafter = Drafter(program.drafter, weights["drafter"], program.axis) if program.drafter else None
+        self.drafter = None
+        if program.drafter:
+            self.drafter = Drafter(program.drafter, weights["drafter"], program.axis, program.kernels)
         capacity = program.capacity
         self.lattice = lattice(program.block - 1, capacity.rows - 1, capacity.candidates)
 

@@ -4,6 +4,8 @@ Its layers attend to keys and values made from the target's tapped outputs, whic
 (`context`) and cached; the block's own keys and values live for one pass only. Embedding and head are the target's.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,135 +14,128 @@ from jax import lax
 
 from jddtree.config import DrafterConfig
 from jddtree.models import rope
-from jddtree.models.layers import Weights, contract, gated_mlp, linear, rms_norm
+from jddtree.models.layers import Weights, gated_mlp, meet, rms_norm
 from jddtree.models.parameters import Tree
-from jddtree.parallel.mesh import total
-from pallas_kernels import softmax
+from pallas_kernels import wide
+from pallas_kernels.draft_attention import Block, draft_attention
+from pallas_kernels.draft_heads import draft_heads
+from pallas_kernels.residual_norm import residual_norm
+from pallas_kernels.selection import Place
+from pallas_kernels.stack_matmul import stack_matmul
 
-KEY_BLOCK = 128
-GPU_KEY_BLOCK = 2048  # the host starts every block there, as their number is data
+
+class Stream(NamedTuple):
+    """What goes from layer to layer: residual stream and its norm, [B * block, H] each."""
+
+    x: jax.Array
+    normed: jax.Array
 
 
-class DrafterLayer(Weights):
-    """One Qwen3-shaped layer: grouped queries, norms on queries and keys, rotation over the whole head."""
+class Context(NamedTuple):
+    """What the layers see beside the block: caches, keys and values [layers, B, S, key heads, head_dim], of which
+    `lengths` int32 [B] rows count; turns: cos and sin of the block's positions, float32 [B * block, head_dim / 2].
+    """
 
-    def __init__(self, config: DrafterConfig, arrays: dict[str, jax.Array], axis: str | None = None):
-        super().__init__(arrays)
-        self.config, self.axis = config, axis
-
-    def __call__(self, x, positions, lengths, keys, values, layer, window, causal):
-        """Block rows [B, block, H] after the layer.
-
-        keys, values: context caches of all layers [layers, B, S, key heads, head_dim], of which `lengths` int32 [B]
-        rows count; layer: int32, which to read; window: int32, positions that a row sees including its own; causal:
-        bool, inside the block.
-        """
-        config = self.config
-        normed = rms_norm(x, self.input_norm, config.rms_norm_eps)
-        cos, sin = rope.tables(config.rope, positions)
-        query = self._heads(normed, self.q, self.q_norm, cos, sin)
-        own_keys, own_values = self.keys_values(normed, cos, sin)
-        offset = jnp.arange(x.shape[1])
-        distance = offset[:, None] - offset[None, :]
-        inside = (jnp.abs(distance) < window) & (~causal | (distance >= 0))
-        out = _attend(query, keys, values, layer, lengths, positions, window, own_keys, own_values, inside)
-        x = x + total(contract(out, self.o[...]), self.axis).astype(x.dtype)
-        normed = rms_norm(x, self.post_norm, config.rms_norm_eps)
-        return x + total(gated_mlp(normed, self.mlp_gate, self.mlp_up, self.mlp_down), self.axis).astype(x.dtype)
-
-    def keys_values(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Rotated keys and values of rows [B, n, H], each [B, n, key heads, head_dim]."""
-        keys = self._heads(x, self.k, self.k_norm, cos, sin)
-        return keys, linear(x, self.v).reshape(keys.shape)
-
-    def _heads(self, x, weight, norm, cos, sin):
-        heads = linear(x, weight).reshape(*x.shape[:2], -1, self.config.head_dim)
-        normed = rms_norm(heads, norm, self.config.rms_norm_eps)
-        return rope.rotate(normed, cos[:, :, None], sin[:, :, None])
+    caches: tuple[jax.Array, jax.Array]
+    lengths: jax.Array
+    turns: tuple[jax.Array, jax.Array]
 
 
 class Drafter(nnx.Module):
-    """The whole drafter; arrays: the tree of `drafter_parameters`, or a rank's slices of it."""
+    """The whole drafter: Qwen3-shaped layers, with grouped queries, norms on queries and keys, rotation over the whole
+    head. arrays: the tree of `drafter_parameters`, or a rank's slices of it; kernels: as the target's.
+    """
 
-    def __init__(self, config: DrafterConfig, arrays: Tree, axis: str | None = None):
-        self.config, self.axis = config, axis
+    def __init__(self, config: DrafterConfig, arrays: Tree, axis: str | None = None, kernels: str | None = None):
+        self.config, self.axis, self.kernels = config, axis, kernels
         self.ends = Weights({name: arrays[name] for name in ("fc", "hidden_norm", "norm")})
         self.layers = Weights(arrays["layers"])
+
+    @property
+    def key_heads(self) -> int:
+        """Key heads of this rank."""
+        return self.layers.k[...].shape[1] // self.config.head_dim
 
     def context(self, taps: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Context keys and values of committed tokens, each [layers, B, n, key heads, head_dim].
 
         taps: the target's tapped outputs [B, n, taps * H] in the order of the configuration; positions int32 [B, n].
+        One product serves all layers, as all see the same projection of the taps.
         """
-        projected = self.project(taps)
-        cos, sin = rope.tables(self.config.rope, positions)
-
-        def layer(_, arrays):
-            return None, DrafterLayer(self.config, arrays, self.axis).keys_values(projected, cos, sin)
-
-        return lax.scan(layer, None, self.layers.arrays())[1]
+        config, layers, shape = self.config, self.layers, positions.shape
+        flat = self.project(taps).reshape(-1, config.hidden_size)
+        stacks = [stack[...].reshape(1, -1, config.hidden_size) for stack in (layers.k, layers.v)]
+        parts = stack_matmul(flat, stacks, Place(jnp.int32(0)), self.kernels)
+        made = wide.added(parts, flat.dtype).reshape(*shape, 2, config.num_hidden_layers, -1, config.head_dim)
+        keys, values = jnp.moveaxis(made, (2, 3), (0, 1))
+        cos, sin = rope.tables(config.rope, positions)
+        normed = rms_norm(keys, layers.k_norm[...][:, None, None, None], config.rms_norm_eps)
+        return rope.rotate(normed, cos[None, :, :, None], sin[None, :, :, None]), values
 
     def project(self, taps: jax.Array) -> jax.Array:
         """hidden_norm(fc(taps)), [B, n, H]; shared by all layers."""
-        return rms_norm(linear(taps, self.ends.fc), self.ends.hidden_norm, self.config.rms_norm_eps)
+        flat, place = self._own_columns(taps.reshape(-1, taps.shape[-1])), Place(jnp.int32(0))
+        parts, _ = meet([stack_matmul(flat, [self.ends.fc[...][None]], place, self.kernels)], None, self.axis)
+        made = wide.added(parts[0], taps.dtype).reshape(*taps.shape[:-1], -1)
+        return rms_norm(made, self.ends.hidden_norm, self.config.rms_norm_eps)
 
-    def __call__(self, embedded, lengths, keys, values) -> jax.Array:
+    def _own_columns(self, taps: jax.Array) -> jax.Array:
+        """The columns of rows [n, taps * H] that this rank's columns of fc belong to, with zeros where a mesh pads fc"""
+        own = self.ends.fc[...].shape[1]
+        if self.axis is None:
+            return taps[:, :own]  # all of them, unless one rank of several is run alone
+        missing = own * lax.axis_size(self.axis) - taps.shape[1]
+        padded = jnp.pad(taps, ((0, 0), (0, missing)))
+        return lax.dynamic_slice_in_dim(padded, lax.axis_index(self.axis) * own, own, axis=1)
+
+    def __call__(self, embedded: jax.Array, lengths: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
         """Normed rows of slots 1 and on, [B, block - 1, H]; the target's head turns them into logits.
 
         embedded: [B, block, H], the anchor and the masks; lengths int32 [B]: context rows, also the anchor's position;
         keys, values: [layers, B, S, key heads, head_dim].
         """
-        config = self.config
-        positions = lengths[:, None] + jnp.arange(embedded.shape[1])[None, :]
+        stream, context = self.start(embedded, lengths, keys, values)
+        step = lambda index, stream: self.layer(index, stream, context)
+        stream = lax.fori_loop(0, self.config.num_hidden_layers, step, stream)
+        return stream.normed.reshape(embedded.shape)[:, 1:]
+
+    def start(
+        self, embedded: jax.Array, lengths: jax.Array, keys: jax.Array, values: jax.Array
+    ) -> tuple[Stream, Context]:
+        """The stream before the first layer and what all layers see; arguments as those of a call."""
+        positions = lengths[:, None] + jnp.arange(embedded.shape[1], dtype=jnp.int32)[None, :]
+        turns = rope.tables(self.config.rope, positions.reshape(-1))
+        x = embedded.reshape(-1, embedded.shape[-1])
+        x, normed, _ = self._norm(x, [], self._norms(), Place(jnp.int32(0)))
+        return Stream(x, normed), Context((keys, values), lengths, turns)
+
+    def layer(self, index: jax.Array, stream: Stream, context: Context) -> Stream:
+        """One layer, `index` int32 []."""
+        layers, place, kernels = self.layers, Place(index), self.kernels
+        out = self._attend(stream.normed, index, context)
+        parts, _ = meet([stack_matmul(out, [layers.o[...]], place, kernels)], None, self.axis)
+        x, normed, _ = self._norm(stream.x, parts, layers.post_norm[...], place)
+        mlp = gated_mlp(normed, (layers.mlp_gate, layers.mlp_up, layers.mlp_down), place, kernels)
+        parts, _ = meet([mlp], None, self.axis)
+        return Stream(*self._norm(x, parts, self._norms(), Place(index, -1))[:2])
+
+    def _attend(self, normed: jax.Array, index: jax.Array, context: Context) -> jax.Array:
+        """What the heads give, [B * block, heads * head_dim]"""
+        config, layers, place = self.config, self.layers, Place(index)
+        parts = stack_matmul(normed, [layers.q[...], layers.k[...], layers.v[...]], place, self.kernels)
+        norms = layers.q_norm[...], layers.k_norm[...]
+        made = draft_heads(parts, norms, place, context.turns, config.rms_norm_eps, self.key_heads, self.kernels)
+        batch = context.lengths.shape[0]
+        queries, *own = (heads.reshape(batch, -1, *heads.shape[1:]) for heads in made)
         unlimited = np.iinfo(np.int32).max
         windows = jnp.asarray([unlimited if window is None else window for window in config.windows], jnp.int32)
+        causal = jnp.asarray(config.causal, jnp.int32)
+        block = Block(queries, (own[0], own[1]), context.caches, index, context.lengths, windows, causal)
+        return draft_attention(block, self.kernels).reshape(normed.shape[0], -1)
 
-        def layer(x, inputs):
-            arrays, index, window, causal = inputs
-            return DrafterLayer(config, arrays, self.axis)(
-                x, positions, lengths, keys, values, index, window, causal
-            ), None
+    def _norm(self, x: jax.Array, parts: list[jax.Array], norms: jax.Array, place: Place):
+        return residual_norm(x, parts, None, norms, place, self.config.rms_norm_eps, self.kernels)
 
-        stack = (self.layers.arrays(), jnp.arange(len(windows)), windows, jnp.asarray(config.causal))
-        x, _ = lax.scan(layer, embedded, stack)
-        return rms_norm(x[:, 1:], self.ends.norm, config.rms_norm_eps)
-
-
-def _attend(query, keys, values, layer, lengths, positions, window, own_keys, own_values, inside):
-    """Context by length and window, then the block; query [B, n, heads, d], result [B, n, heads * d]"""
-    batch, count, heads, size = query.shape
-    groups = own_keys.shape[2]
-    capacity = keys.shape[2]
-    block = min(GPU_KEY_BLOCK if jax.default_backend() == "gpu" else KEY_BLOCK, capacity)
-    grouped = query.reshape(batch, count, groups, heads // groups, size)
-    precision = lax.Precision.HIGHEST if query.dtype == jnp.float32 else lax.Precision.DEFAULT
-
-    def add_keys(partial, keys, values, mask):
-        """mask: bool, broadcastable to [B, n, groups, heads of a group, K]"""
-        scores = jnp.einsum("bngmd,bkgd->bngmk", grouped, keys, precision=precision, preferred_element_type=jnp.float32)
-        scores = jnp.where(mask, scores * jnp.float32(size**-0.5), -jnp.inf)
-
-        def weigh(weights):
-            weights = weights.astype(values.dtype)
-            return jnp.einsum("bngmk,bkgd->bngmd", weights, values, precision=precision,
-                              preferred_element_type=jnp.float32)  # fmt: skip
-
-        return softmax.add_keys(partial, scores, weigh)
-
-    def context_block(index, partial):
-        start = jnp.minimum(index * block, capacity - block)
-        position = start + jnp.arange(block)
-        known = (position[None] >= index * block) & (position[None] < lengths[:, None])
-        near = positions[:, :, None] - position[None, None, :] < window
-        mask = (known[:, None] & near)[:, :, None, None, :]
-        sizes = (1, batch, block, groups, size)
-
-        def cut(cache):
-            return jnp.where(known[:, :, None, None], lax.dynamic_slice(cache, (layer, 0, start, 0, 0), sizes)[0], 0)
-
-        return add_keys(partial, cut(keys), cut(values), mask)
-
-    partial = softmax.empty(grouped.shape[:-1], size)
-    partial = lax.fori_loop(0, (lengths.max() + block - 1) // block, context_block, partial)
-    partial = add_keys(partial, own_keys, own_values, inside[None, :, None, None, :])
-    return softmax.finish(partial).reshape(batch, count, heads * size).astype(query.dtype)
+    def _norms(self) -> jax.Array:
+        """The norm before each layer, and the one after the last, [layers + 1, H]"""
+        return jnp.concatenate([self.layers.input_norm[...], self.ends.norm[...][None]])

@@ -3,10 +3,15 @@
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from jddtree.parallel.mesh import total
 from pallas_kernels import wide
+from pallas_kernels.residual_norm import RoutedRows, block_sum
 from pallas_kernels.residual_norm import rms_norm as plain_rms_norm
+from pallas_kernels.selection import Place
+from pallas_kernels.stack_matmul import stack_matmul
 
 
 class Weights(nnx.Module):
@@ -40,7 +45,25 @@ def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Arr
     return plain_rms_norm(x, weight[...], eps)
 
 
-def gated_mlp(x: jax.Array, gate: nnx.Param, up: nnx.Param, down: nnx.Param) -> jax.Array:
-    """down(silu(gate x) * up x), no biases; as `contract`, a partial sum where the width is split over ranks."""
-    inner = jax.nn.silu(contract(x, gate[...])) * contract(x, up[...])
-    return contract(inner.astype(x.dtype), down[...])
+def gated_mlp(
+    x: jax.Array, stacks: tuple[nnx.Param, nnx.Param, nnx.Param], place: Place, kernels: str | None
+) -> jax.Array:
+    """down(silu(gate x) * up x) of the layer at `place`, no biases, as the partial sums of `stack_matmul`; a rank's
+    part where the width is split. x: [T, H]; stacks: gate, up and down, each [layers, out, in].
+    """
+    gate, up, down = (stack[...] for stack in stacks)
+    both = wide.added(stack_matmul(x, [gate, up], place, kernels), jnp.dtype(jnp.float32))
+    gated, raised = jnp.split(both, 2, axis=1)
+    return stack_matmul((jax.nn.silu(gated) * raised).astype(x.dtype), [down], place, kernels)
+
+
+def meet(
+    parts: list[jax.Array], routed: RoutedRows | None, axis: str | None
+) -> tuple[list[jax.Array], RoutedRows | None]:
+    """What a block made, float32 [parts, T, H] each, the same on every rank; without an axis it is added up where it is
+    read.
+    """
+    if axis is None:
+        return parts, routed
+    kind = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
+    return [total(block_sum(parts, routed, kind), axis)[None]], None

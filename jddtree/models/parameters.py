@@ -69,7 +69,7 @@ def drafter_parameters(config: DrafterConfig) -> dict[str, Parameter]:
         "post_norm": Parameter((hidden,)),
     } | _mlp("mlp", hidden, config.intermediate_size)
     return {
-        "fc": Parameter((hidden, hidden * len(config.target_layer_ids))),
+        "fc": Parameter((hidden, hidden * len(config.target_layer_ids)), split=1),
         "hidden_norm": Parameter((hidden,)),
         "norm": Parameter((hidden,)),
     } | _stack("layers", config.num_hidden_layers, layer)

@@ -14,15 +14,13 @@ from flax import nnx
 from jax import lax
 
 from jddtree.config import TargetConfig
-from jddtree.models.layers import Weights, contract, rms_norm
+from jddtree.models.layers import Weights, contract, gated_mlp, meet, rms_norm
 from jddtree.models.mla import LatentAttention, Rows, View, view_of
 from jddtree.models.moe import Experts
 from jddtree.models.parameters import Tree
-from jddtree.parallel.mesh import total
 from jddtree.parallel.vocabulary import Vocabulary
-from pallas_kernels import wide
 from pallas_kernels.expert_choice import Router, expert_choice
-from pallas_kernels.residual_norm import RoutedRows, Taps, block_sum, residual_norm
+from pallas_kernels.residual_norm import RoutedRows, Taps, residual_norm
 from pallas_kernels.selection import Place, layer_kernels
 from pallas_kernels.stack_matmul import stack_matmul
 from pallas_kernels.tree_attention import TREE_TILE
@@ -66,10 +64,8 @@ class DenseLayers(LatentAttention):
 
     def feed_forward(self, x: jax.Array, valid: jax.Array, place: Place) -> Made:
         """The block of the layer at `place`. x: normed rows [T, H]; valid: int32 [T], 0 for padding."""
-        both = stack_matmul(x, [self.mlp_gate[...], self.mlp_up[...]], place, self.kernels)
-        gate, up = jnp.split(wide.added(both, jnp.dtype(jnp.float32)), 2, axis=1)
-        inner = (jax.nn.silu(gate) * up).astype(x.dtype)
-        return Made([stack_matmul(inner, [self.mlp_down[...]], place, self.kernels)], None, None)
+        stacks = self.mlp_gate, self.mlp_up, self.mlp_down
+        return Made([gated_mlp(x, stacks, place, self.kernels)], None, None)
 
 
 class MoELayers(LatentAttention):
@@ -164,10 +160,10 @@ class Target(nnx.Module):
         layer, stream = carry
         eps, kernels, place = self.config.rms_norm_eps, self.kernels, Place(layer, first)
         attended, latents = layers.attend(stream.normed, view, stream.latents, cache, place)
-        parts, _ = self._meet([attended], None)
+        parts, _ = meet([attended], None, self.axis)
         x, normed, _ = residual_norm(stream.x, parts, None, layers.post_norm[...], place, eps, kernels)
         made = layers.feed_forward(normed, view.valid, place)
-        parts, routed = self._meet(made.parts, made.routed)
+        parts, routed = meet(made.parts, made.routed, self.axis)
         following, taps = Place(layer, -1), Taps(stream.taps, slots)
         x, normed, kept = residual_norm(x, parts, routed, norms, following, eps, kernels, taps)
         ids = stream.ids
@@ -182,13 +178,6 @@ class Target(nnx.Module):
         if layer_kernels(self.kernels, cache.dtype, batch * count) == "pallas":
             count = -(-count // TREE_TILE) * TREE_TILE
         return jnp.zeros((cache.shape[0], batch, count, cache.shape[3]), cache.dtype)
-
-    def _meet(self, parts: list[jax.Array], routed: RoutedRows | None) -> tuple[list[jax.Array], RoutedRows | None]:
-        """What a block made, the same on every rank; on one device it is added up where it is read"""
-        if self.axis is None:
-            return parts, routed
-        kind = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
-        return [total(block_sum(parts, routed, kind), self.axis)[None]], None
 
     def _norms(self) -> jax.Array:
         """The norm before each layer, and the one after the last, [layers + 1, H]"""
