@@ -89,16 +89,11 @@ def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, t
     """
     nodes = min(capacity - 1, len(table.depths))
     scores = _prefix_scores(log_probs, table)
-    widest = table.ranks.max(1)
-    allowed = jnp.asarray(widest)[None] < shape.rank_cap[:, None]
-    on_spine = jnp.asarray(widest == 0)[None] & shape.spine[:, None]
-    proper = allowed & ~jnp.isnan(scores)  # a broken drafter costs speed, never the order of parents and children
-    chosen = best(jnp.where(on_spine, jnp.inf, jnp.where(proper, scores, -jnp.inf)), nodes)
-
+    chosen = best(_order(scores, shape, table), nodes)
     row = jnp.arange(capacity, dtype=jnp.int32)[None]
     prefix = jnp.pad(chosen, ((0, 0), (1, capacity - 1 - nodes)))  # of each row; any where there is none
     is_node = (row > 0) & (row <= jnp.minimum(shape.budget, nodes)[:, None])
-    is_node &= jnp.take(jnp.asarray(widest), prefix) < shape.rank_cap[:, None]
+    is_node &= jnp.take(jnp.asarray(table.ranks.max(1)), prefix) < shape.rank_cap[:, None]
     is_root = jnp.broadcast_to(row == 0, is_node.shape)
 
     def rows(first, values, padding):
@@ -148,6 +143,14 @@ def _prefix_scores(log_probs: jax.Array, table: Lattice) -> jax.Array:
         term = jnp.take(log_probs[:, slot], jnp.asarray(np.maximum(ranks, 0)), axis=1)
         total = jnp.where(jnp.asarray(ranks >= 0)[None, :], total + term, total)
     return total
+
+
+def _order(scores: jax.Array, shape: Shape, table: Lattice) -> jax.Array:
+    """What prefixes are chosen by, float32 [B, M]: their scores, except for the spine's and those that are not to be"""
+    widest = jnp.asarray(table.ranks.max(1))[None]
+    allowed = widest < shape.rank_cap[:, None]
+    proper = allowed & ~jnp.isnan(scores)  # a broken drafter costs speed, never the order of parents and children
+    return jnp.where((widest == 0) & shape.spine[:, None], jnp.inf, jnp.where(proper, scores, -jnp.inf))
 
 
 def _slots(table: Lattice, candidates: int) -> jax.Array:
