@@ -21,13 +21,19 @@ def visible(ancestors: jax.Array, count: int) -> jax.Array:
     return (words >> shifts) & jnp.uint32(1) != jnp.uint32(0)
 
 
+def pack(bits: jax.Array) -> jax.Array:
+    """Pack bool [..., C] to words uint32 [..., ceil(C / 32)]."""
+    count = bits.shape[-1]
+    whole = jnp.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, -count % 32)])
+    parts = whole.reshape(*bits.shape[:-1], -1, 32).astype(jnp.uint32)
+    shifts = lax.broadcasted_iota(jnp.uint32, parts.shape, parts.ndim - 1)
+    return (parts << shifts).sum(-1, dtype=jnp.uint32)
+
+
 def causal_words(valid: jax.Array) -> jax.Array:
     """Ancestor words uint32 [B, C, W] of a chunk: row i sees rows 0..i. valid: bool [B, C], a prefix per sequence."""
-    count = valid.shape[1]
-    words = -(-count // 32)
-    bits = jnp.tril(jnp.ones((count, words * 32), bool)).reshape(count, words, 32)
-    packed = (bits.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]).sum(-1, dtype=jnp.uint32)
-    return jnp.where(valid[:, :, None], packed[None], jnp.uint32(0))
+    sees = pack(jnp.tril(jnp.ones((valid.shape[1], valid.shape[1]), bool)))
+    return jnp.where(valid[:, :, None], sees[None], jnp.uint32(0))
 
 
 def query_words(ancestors: jax.Array, heads: int) -> jax.Array:

@@ -210,8 +210,9 @@ def test_lattice_sizes_and_order() -> None:
     table = lattice(7, 32, 8)
     prefixes = [tuple(ranks[:depth]) for ranks, depth in zip(table.ranks.tolist(), table.depths, strict=True)]
     assert prefixes == sorted(prefixes) and max(map(max, prefixes)) == 7
-    for prefix, parent in zip(prefixes, table.parents, strict=True):
-        assert prefix[:-1] == (prefixes[parent] if parent >= 0 else ())
+    for row, (prefix, end) in enumerate(zip(prefixes, table.ends, strict=True)):
+        extends = [other[: len(prefix)] == prefix for other in prefixes]
+        assert [index for index, found in enumerate(extends) if found] == list(range(row, end))
 
 
 def test_root_only() -> None:

@@ -269,8 +269,9 @@ def cut(
 
     Cut after the first stop token, at max_tokens, and where prompt and answer fill the context, whichever comes first.
     """
-    stops = (tokens[:, :, None] == controls.stop_ids[:, None, :]).any(-1)
-    first_stop = jnp.where(stops.any(1), jnp.argmax(stops, axis=1), tokens.shape[1]).astype(jnp.int32)
+    size = tokens.shape[1]
+    offset = jnp.arange(size, dtype=jnp.int32)[None, :, None]
+    first_stop = jnp.where(tokens[:, :, None] == controls.stop_ids[:, None], offset, size).min((1, 2))
     left = jnp.maximum(controls.max_tokens - state.emitted, 0)
     room = program.capacity.context - 1 - state.length
     count = jnp.minimum(jnp.minimum(accepted, first_stop + 1), jnp.minimum(left, room))

@@ -4,9 +4,9 @@ The drafter's slots are independent, so a prefix of candidates is worth the prod
 tree of n nodes is the n most probable prefixes (Proposition 2). A prefix with ranks (r1, .., rd), counted from 1, is
 less probable than every prefix of smaller ranks; there are r1 + r1 r2 + .. + r1..rd of them, itself included. So only
 the prefixes for which that sum stays within the budget can be chosen, and those form a static table, the `Lattice`. A
-round is a gather, a sum and one stable top-k over it. The table is in lexicographic order of ranks, which is how the
-reference breaks ties, and a prefix stands before its extensions, so that any number of first nodes is a tree of its
-own.
+round is a gather, a sum and one stable choice of the best. The table is in lexicographic order of ranks, which is how
+the reference breaks ties; a prefix stands before its extensions, so that any number of first nodes is a tree of its
+own, and its extensions follow it without a gap, so that who is whose ancestor is a comparison of rows.
 """
 
 from typing import NamedTuple
@@ -15,17 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jddtree.decoding.ranking import best
+from pallas_kernels.tree_attention_words import pack
+
 
 class Lattice(NamedTuple):
     """Every prefix that a tree of a given budget can hold, in lexicographic order of ranks; host arrays.
 
-    ranks int32 [M, depth], -1 past the prefix's end; depths int32 [M], from 1; parents int32 [M], row of the prefix
-    without its last token, -1 for the root.
+    ranks int32 [M, depth], -1 past the prefix's end; depths int32 [M], from 1; ends int32 [M], the row after the
+    prefix's last extension.
     """
 
     ranks: np.ndarray
     depths: np.ndarray
-    parents: np.ndarray
+    ends: np.ndarray
 
 
 class Tree(NamedTuple):
@@ -56,22 +59,26 @@ class Shape(NamedTuple):
 
 def lattice(depth: int, budget: int, candidates: int) -> Lattice:
     """The table for trees of up to `budget` nodes of at most `depth` tokens, with `candidates` per slot."""
-    rows: list[tuple[tuple[int, ...], int]] = []
+    prefixes: list[tuple[int, ...]] = []
+    ends: list[int] = []
 
-    def extend(prefix: tuple[int, ...], product: int, spent: int, parent: int) -> None:
+    def extend(prefix: tuple[int, ...], product: int, spent: int) -> None:
         for rank in range(candidates):
             width = product * (rank + 1)
             if spent + width > budget:
                 return
-            rows.append(((*prefix, rank), parent))
+            row = len(prefixes)
+            prefixes.append((*prefix, rank))
+            ends.append(row + 1)
             if len(prefix) + 1 < depth:
-                extend((*prefix, rank), width, spent + width, len(rows) - 1)
+                extend((*prefix, rank), width, spent + width)
+                ends[row] = len(prefixes)
 
-    extend((), 1, 0, -1)
-    ranks = np.full((len(rows), depth), -1, np.int32)
-    for index, (prefix, _) in enumerate(rows):
-        ranks[index, : len(prefix)] = prefix
-    return Lattice(ranks, (ranks >= 0).sum(1).astype(np.int32), np.array([row[1] for row in rows], np.int32))
+    extend((), 1, 0)
+    ranks = np.full((len(prefixes), depth), -1, np.int32)
+    for row, prefix in enumerate(prefixes):
+        ranks[row, : len(prefix)] = prefix
+    return Lattice(ranks, (ranks >= 0).sum(1).astype(np.int32), np.array(ends, np.int32))
 
 
 def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, table: Lattice, capacity: int) -> Tree:
@@ -82,29 +89,27 @@ def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, t
     """
     nodes = min(capacity - 1, len(table.depths))
     scores = _prefix_scores(log_probs, table)
-    allowed = jnp.asarray(table.ranks.max(1))[None, :] < shape.rank_cap[:, None]
-    on_spine = jnp.asarray(table.ranks.max(1) == 0)[None, :] & shape.spine[:, None]
-    ranked = allowed & ~jnp.isnan(scores)  # a broken drafter costs speed, never the order of parents and children
-    order = jnp.where(on_spine, jnp.inf, jnp.where(ranked, scores, -jnp.inf))
-    _, chosen = jax.lax.top_k(order, nodes)
-    used = jnp.arange(nodes)[None, :] < shape.budget[:, None]
-    used &= jnp.take_along_axis(allowed, chosen, axis=1)
-    depths = jnp.take(jnp.asarray(table.depths), chosen)
-    ranks = jnp.take(jnp.asarray(_last_ranks(table)), chosen)
-    tokens = jax.vmap(lambda ids, depth, rank: ids[depth - 1, rank])(ids, depths, ranks)
-    parents = _parent_rows(chosen, table)
+    chosen = best(_order(scores, shape, table), nodes)
+    row = jnp.arange(capacity, dtype=jnp.int32)[None]
+    prefix = jnp.pad(chosen, ((0, 0), (1, capacity - 1 - nodes)))  # of each row; any where there is none
+    is_node = (row > 0) & (row <= jnp.minimum(shape.budget, nodes)[:, None])
+    is_node &= jnp.take(jnp.asarray(table.ranks.max(1)), prefix) < shape.rank_cap[:, None]
+    is_root = jnp.broadcast_to(row == 0, is_node.shape)
 
     def rows(first, values, padding):
-        values = jnp.where(used, values, jnp.asarray(padding, values.dtype))
-        values = jnp.concatenate([first[:, None], values], axis=1)
-        return jnp.pad(values, ((0, 0), (0, capacity - 1 - nodes)), constant_values=padding)
+        return jnp.where(is_root, first, jnp.where(is_node, values, jnp.asarray(padding, values.dtype)))
 
-    zero = jnp.zeros_like(root)
-    parents, depths = rows(zero - 1, parents, -1), rows(zero, depths, 0)
-    valid = rows(zero == 0, used, False)
-    scores = rows(jnp.zeros(root.shape), jnp.take_along_axis(scores, chosen, axis=1), -jnp.inf)
-    ancestors = ancestor_words(parents, valid, table.ranks.shape[1])
-    return Tree(rows(root, tokens, 0), parents, depths, valid, scores, ancestors)
+    tokens = jnp.take_along_axis(ids.reshape(len(ids), -1), jnp.take(_slots(table, ids.shape[2]), prefix), axis=1)
+    valid = is_root | is_node
+    sees = _lines(jnp.where(is_root, -1, prefix), table) & valid[:, :, None] & valid[:, None]
+    return Tree(
+        rows(root[:, None], tokens, 0),
+        jnp.where(sees & (row[:, None] < row[:, :, None]), row[:, None], -1).max(-1),  # the last of its ancestors
+        rows(0, jnp.take(jnp.asarray(table.depths), prefix), 0),
+        valid,
+        rows(0.0, jnp.take_along_axis(scores, prefix, axis=1), -jnp.inf),
+        pack(sees),
+    )
 
 
 def root_only(root: jax.Array) -> Tree:
@@ -140,17 +145,21 @@ def _prefix_scores(log_probs: jax.Array, table: Lattice) -> jax.Array:
     return total
 
 
-def _last_ranks(table: Lattice) -> np.ndarray:
-    return table.ranks[np.arange(len(table.depths)), table.depths - 1]
+def _order(scores: jax.Array, shape: Shape, table: Lattice) -> jax.Array:
+    """What prefixes are chosen by, float32 [B, M]: their scores, except for the spine's and those that are not to be"""
+    widest = jnp.asarray(table.ranks.max(1))[None]
+    allowed = widest < shape.rank_cap[:, None]
+    proper = allowed & ~jnp.isnan(scores)  # a broken drafter costs speed, never the order of parents and children
+    return jnp.where((widest == 0) & shape.spine[:, None], jnp.inf, jnp.where(proper, scores, -jnp.inf))
 
 
-def _parent_rows(chosen: jax.Array, table: Lattice) -> jax.Array:
-    """Tree row of each chosen prefix's parent; a parent is always chosen, since it stands before its child"""
-    batch, nodes = chosen.shape
-    place = jnp.zeros((batch, len(table.depths)), jnp.int32)
-    place = jax.vmap(lambda place, chosen: place.at[chosen].set(jnp.arange(1, nodes + 1, dtype=jnp.int32)))(
-        place, chosen
-    )
-    parents = jnp.take(jnp.asarray(table.parents), chosen)
-    rows = jnp.take_along_axis(place, jnp.maximum(parents, 0), axis=1)
-    return jnp.where(parents < 0, 0, rows)
+def _slots(table: Lattice, candidates: int) -> jax.Array:
+    """Where each prefix's last token stands among the candidates of all slots, int32 [M]"""
+    last = table.depths - 1
+    return jnp.asarray(last * candidates + table.ranks[np.arange(len(last)), last], jnp.int32)
+
+
+def _lines(prefix: jax.Array, table: Lattice) -> jax.Array:
+    """Whether row i's prefix int32 [B, C] is row j's or extends it, bool [B, i, j]; -1 is the root's, the empty one"""
+    end = jnp.where(prefix < 0, len(table.ends), jnp.take(jnp.asarray(table.ends), jnp.maximum(prefix, 0)))
+    return (prefix[:, None] <= prefix[:, :, None]) & (prefix[:, :, None] < end[:, None])

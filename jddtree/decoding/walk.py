@@ -1,13 +1,17 @@
 """Follow the target's choices down a tree (DDTree, arXiv 2604.12989: verification by match).
 
-The target has chosen one token at every row. From the root, while some child holds the chosen token, move to it. Every
-emitted token is therefore the target's own choice after the tokens before it, at any temperature.
+The target has chosen one token at every row. From the root, while some child holds the chosen token, the walk moves to
+it. Every emitted token is therefore the target's own choice after the tokens before it, at any temperature.
+
+No step waits for another: a row lies on the walk's path if it and all its ancestors hold what was chosen at their
+parents. Siblings hold different tokens, as the candidates of one slot do, so no two such rows have one depth.
 """
 
 import jax
 import jax.numpy as jnp
 
 from jddtree.decoding.tree import Tree
+from pallas_kernels.tree_attention_words import pack
 
 
 def walk(tree: Tree, choices: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
@@ -15,14 +19,12 @@ def walk(tree: Tree, choices: jax.Array, block: int) -> tuple[jax.Array, jax.Arr
 
     choices: int32 [B, C], the target's token after each row; block: most rows a path can have, the root included.
     """
-    current = jnp.zeros_like(tree.tokens[:, 0])
-    going = tree.valid[:, 0]
-    path, length = [current], going.astype(jnp.int32)
-    for _ in range(block - 1):
-        wanted = jnp.take_along_axis(choices, current[:, None], axis=1)
-        match = tree.valid & (tree.parents == current[:, None]) & (tree.tokens == wanted)
-        going &= match.any(1)
-        current = jnp.where(going, jnp.argmax(match, axis=1).astype(current.dtype), current)
-        path.append(jnp.where(going, current, 0))
-        length += going.astype(jnp.int32)
-    return jnp.stack(path, axis=1), length
+    row = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)[None]
+    wanted = jnp.take_along_axis(choices, jnp.maximum(tree.parents, 0), axis=1)
+    matched = tree.valid & ((row == 0) | (tree.tokens == wanted))
+    strayed = tree.ancestors & ~pack(matched)[:, None]
+    on_path = matched & (strayed == 0).all(-1)
+    depth = jnp.arange(block, dtype=jnp.int32)[None, :, None]
+    here = on_path[:, None] & (tree.depths[:, None] == depth)
+    path = jnp.where(here, row[:, None], 0).max(-1)
+    return path, jnp.where(on_path, tree.depths + 1, 0).max(-1)
