@@ -127,6 +127,7 @@ def _draft_attention_pallas(block: Block) -> jax.Array:
         warps=4,
         stages=2,
         interpret=interpreted(),
+        early=True,
     )
     layer = block.layer.reshape(1)
     sums, maximum, total = call(queries, *caches, *block.own, layer, block.lengths, block.windows, block.causal)

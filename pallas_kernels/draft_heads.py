@@ -60,6 +60,7 @@ def _draft_heads_pallas(
         warps=1,
         stages=1,
         interpret=interpreted(),
+        early=True,
     )
     return call(parts, *norms, place.layer.reshape(1), *turns)
 

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import wide
-from pallas_kernels.selection import Place, interpreted, layer_kernels
+from pallas_kernels.selection import MOST_ROWS, Place, interpreted, layer_kernels
 from pallas_kernels.stack_matmul import part_sum
 from pallas_kernels.versions import triton_call
 
@@ -40,7 +40,7 @@ def expert_choice(
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Choose and activate as the module says."""
-    if layer_kernels(implementation, dtype, parts.shape[1]) == "pallas":
+    if layer_kernels(implementation, dtype, parts.shape[1], None) == "pallas":
         return _expert_choice_pallas(parts, bias, place, router, dtype)
     total, experts = wide.added(parts, jnp.dtype(jnp.float32)), bias.shape[1]
     scores = jax.nn.sigmoid(total[:, :experts])
@@ -66,9 +66,10 @@ def _expert_choice_pallas(
             struct((rows, router.top_k), jnp.float32),
             struct((rows, width), dtype),
         ),
-        warps=2,
+        warps=1,
         stages=1,
         interpret=interpreted(),
+        early=1 < rows <= MOST_ROWS,  # the work list of others is not made by a kernel of ours
     )
     return call(parts, bias, place.layer.reshape(1))
 

@@ -30,7 +30,7 @@ def pallas_work_list(ids: jax.Array, valid: jax.Array, plan: Plan, interpret: bo
     """
     programs = (-(-plan.pairs // PAIRS),)
     of_pairs = jax.ShapeDtypeStruct((plan.pairs,), jnp.int32)
-    settings: dict[str, Any] = {"grid": programs, "warps": 4, "stages": 1, "interpret": interpret}
+    settings: dict[str, Any] = {"grid": programs, "warps": 4, "stages": 1, "interpret": interpret, "early": True}
     rank = triton_call(functools.partial(_rank, plan=plan), name="expert_ranks", out=(of_pairs,) * 3, **settings)
     ranks = rank(ids.reshape(-1), valid)
     whole = plan.tiles * plan.tile

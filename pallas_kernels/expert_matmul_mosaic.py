@@ -27,7 +27,7 @@ from pallas_kernels.expert_matmul_mosaic_lanes import (
     store_weighted,
 )
 from pallas_kernels.expert_matmul_plan import Plan, make_plan, work_list
-from pallas_kernels.expert_matmul_triton import activate
+from pallas_kernels.gated_activation import gated_activation
 from pallas_kernels.launch import ExpertLaunch
 from pallas_kernels.residual_norm import RoutedRows
 
@@ -57,7 +57,7 @@ def expert_rows_mosaic(
     routed = valid.astype(jnp.bool_)[:, None] & (ids >= 0) & (ids < num_experts)
     entries = work_list(ids, routed, plan)
     first = first_expert.reshape(1)
-    h = activate(gate_up(x, experts, entries, first, plan, launch)).astype(x.dtype)
+    h = gated_activation(gate_up(x, experts, entries, first, plan, launch), x.dtype)
     rows = down(h, weights.reshape(-1), experts, entries, first, plan, launch)
     return RoutedRows(rows.reshape(*ids.shape, x.shape[1]), routed.astype(jnp.int32))
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+BLOCK = 128  # pairs
+
 
 class Plan(NamedTuple):
     """Static sizes of a work list. stride, offset: expert e of the layer stands at e + (first - offset) * stride in the
@@ -64,15 +66,28 @@ def work_list(ids: jax.Array, routed: jax.Array, plan: Plan) -> jax.Array:
     if plan.tokens == 1:  # one token's choices share no expert
         alone = jnp.arange(plan.tile)[None, :] == 0
         return jnp.where(alone, entry[:, None], -1).reshape(-1)
-    place = _places(expert, pair, plan)
-    slots = jnp.arange(plan.tiles * plan.tile, dtype=jnp.int32)
-    return jnp.where(place[None, :] == slots[:, None], entry[None, :], -1).max(axis=1)
+    entries = jnp.full(plan.tiles * plan.tile, -1, jnp.int32)
+    return entries.at[_places(expert, plan)].set(entry, mode="drop", unique_indices=True)
 
 
-def _places(expert: jax.Array, pair: jax.Array, plan: Plan) -> jax.Array:
-    """Where each pair stands in the list, by counting: earlier pairs of the same expert, tiles of smaller experts."""
-    earlier = (expert[None, :] == expert[:, None]) & (pair[None, :] < pair[:, None])
-    rank = earlier.sum(axis=1, dtype=jnp.int32)
-    starts_tile = (rank % plan.tile == 0) & (expert < plan.num_experts)
-    before = starts_tile[None, :] & (expert[None, :] < expert[:, None])
-    return before.sum(axis=1, dtype=jnp.int32) * plan.tile + rank
+def _places(expert: jax.Array, plan: Plan) -> jax.Array:
+    """Where each pair stands in the list, by counting: earlier pairs of the same expert, tiles of smaller experts; past
+    the end for pairs that are not routed. expert: int32 [pairs], num_experts where a pair is not.
+
+    Pairs are counted within blocks of BLOCK, and blocks by how many of each expert they hold, so that the work grows
+    with the number of pairs and not with its square.
+    """
+    blocks = jnp.pad(expert, (0, -plan.pairs % BLOCK), constant_values=plan.num_experts).reshape(-1, BLOCK)
+    position = jnp.arange(BLOCK, dtype=jnp.int32)
+    earlier = (blocks[:, None, :] == blocks[:, :, None]) & (position[None, None, :] < position[None, :, None])
+    numbers = jnp.arange(plan.num_experts, dtype=jnp.int32)
+    held = (blocks[:, :, None] == numbers[None, None, :]).sum(axis=1, dtype=jnp.int32)  # [blocks, experts]
+    before = jnp.cumsum(held, axis=0) - held
+    count = held.sum(axis=0)
+    tiles = (count + plan.tile - 1) // plan.tile
+    first = (jnp.cumsum(tiles) - tiles) * plan.tile
+    own = jnp.minimum(blocks, plan.num_experts - 1)
+    place = earlier.sum(axis=2, dtype=jnp.int32) + jnp.take_along_axis(before + first[None, :], own, axis=1)
+    routed = place.reshape(-1)[: plan.pairs]
+    nowhere = plan.tiles * plan.tile + jnp.arange(plan.pairs, dtype=jnp.int32)
+    return jnp.where(expert < plan.num_experts, routed, nowhere)

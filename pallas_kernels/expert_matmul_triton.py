@@ -2,7 +2,7 @@
 
   work list      entries of expert_matmul_list.py for few rows, of expert_matmul_plan.py (XLA) for more
   gate+up        x, entries -> partial sums float32 [split, 2, T * k, I], row = pair (token * k + choice)
-  SiLU           h [T * k, I] in x.dtype = silu(gate) * up, partial sums added (XLA)
+  SiLU           h [T * k, I] in x.dtype = silu(gate) * up, partial sums added (gated_activation.py)
   down           h, entries, routing weights -> [T * k, H] in x.dtype, each row times its weight
 What reads the rows adds up those of a token.
 Sums run in a fixed order, so that results repeat bit for bit. Rows of pairs that are not routed are never written
@@ -19,6 +19,7 @@ from pallas_kernels.expert_matmul_gate_up import gate_up_kernel
 from pallas_kernels.expert_matmul_layout import UNIT_ROWS, PackedExperts
 from pallas_kernels.expert_matmul_list import pallas_work_list
 from pallas_kernels.expert_matmul_plan import Plan, make_plan, work_list
+from pallas_kernels.gated_activation import gated_activation
 from pallas_kernels.launch import ExpertLaunch
 from pallas_kernels.residual_norm import RoutedRows
 from pallas_kernels.selection import Place
@@ -52,7 +53,7 @@ def expert_rows_triton(
         entries, counts = work_list(ids, routed, plan), routed.astype(jnp.int32)
     first = first_expert.reshape(1)
     partial = gate_up(x, experts, entries, first, plan, launch, interpret)
-    h = activate(partial).astype(x.dtype)
+    h = gated_activation(partial, x.dtype)
     rows = down(h, weights.reshape(-1), experts, entries, first, plan, launch, interpret)
     return RoutedRows(rows.reshape(*ids.shape, x.shape[1]), counts)
 
@@ -76,14 +77,9 @@ def gate_up(
         warps=launch.warps,
         stages=launch.stages,
         interpret=interpret,
+        early=plan.tokens <= LISTED_ROWS,
     )
     return call(x, experts.gate_up, experts.gate_up_scale, entries, first)
-
-
-def activate(partial: jax.Array) -> jax.Array:
-    """Partial sums [split, 2, T * k, I] -> silu(gate) * up float32 [T * k, I]."""
-    both = partial.sum(axis=0)
-    return jax.nn.silu(both[0]) * both[1]
 
 
 def down(
@@ -109,5 +105,6 @@ def down(
         warps=launch.warps,
         stages=launch.stages,
         interpret=interpret,
+        early=plan.tokens <= LISTED_ROWS,
     )
     return call(h, weights, experts.down, experts.down_scale, entries, first)

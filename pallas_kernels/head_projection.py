@@ -78,6 +78,7 @@ def _absorbed_queries_pallas(
         warps=4,
         stages=1,
         interpret=interpreted(),
+        early=True,
     )
     return call(parts, k_up, place.layer.reshape(1), *turns)
 
@@ -139,6 +140,7 @@ def _head_values_pallas(out: jax.Array, v_up: jax.Array, place: Place) -> jax.Ar
         warps=4,
         stages=3,
         interpret=interpreted(),
+        early=True,
     )
     return call(out, v_up, place.layer.reshape(1))
 

@@ -21,7 +21,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import wide
 from pallas_kernels.residual_norm import rms_norm
-from pallas_kernels.selection import Place, interpreted, layer_kernels
+from pallas_kernels.selection import MOST_ROWS, Place, interpreted, layer_kernels
 from pallas_kernels.stack_matmul import part_sum
 from pallas_kernels.versions import triton_call
 
@@ -38,7 +38,7 @@ def latent_projection(
 ) -> tuple[jax.Array, jax.Array]:
     """Norm and rotate as the module says; turns: cos and sin."""
     dtype = norms[0].dtype
-    if layer_kernels(implementation, dtype, parts.shape[1]) == "pallas":
+    if layer_kernels(implementation, dtype, parts.shape[1], None) == "pallas":
         return _latent_projection_pallas(parts, norms, place, turns, eps, latents, valid)
     query_norm, key_norm = (place.of(norm) for norm in norms)
     query_size, latent_size = query_norm.shape[0], key_norm.shape[0]
@@ -81,6 +81,7 @@ def _latent_projection_pallas(
         warps=8,
         stages=1,
         interpret=interpreted(),
+        early=rows <= MOST_ROWS,
     )
     return call(parts, *norms, place.layer.reshape(1), *turns, valid, latents)
 

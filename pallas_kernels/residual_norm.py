@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import wide
-from pallas_kernels.selection import Place, interpreted, layer_kernels, padded_size
+from pallas_kernels.selection import MOST_ROWS, Place, interpreted, layer_kernels, padded_size
 from pallas_kernels.versions import triton_call
 
 
@@ -55,7 +55,7 @@ def residual_norm(
     taps: Taps | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Add, norm and keep as the module says."""
-    if layer_kernels(implementation, x.dtype, x.shape[0]) == "pallas":
+    if layer_kernels(implementation, x.dtype, x.shape[0], None) == "pallas":
         return _residual_norm_pallas(x, addends, routed, norms, place, eps, taps)
     if addends or routed is not None:
         x = _rounded(x + block_sum(addends, routed, x.dtype))
@@ -112,6 +112,7 @@ def _residual_norm_pallas(
         warps=16 if width >= 4096 else 4,
         stages=1,
         interpret=interpreted(),
+        early=rows <= MOST_ROWS,
     )
     made = call(*operands)
     return made if tapped else (*made, None)

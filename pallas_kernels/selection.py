@@ -1,7 +1,8 @@
 """Which implementation of the layer kernels runs: "xla", the plain twins, or "pallas", the Pallas-Triton kernels.
 
-The kernels are for a round: few rows, every weight read once. A prompt chunk has many rows, which cuBLAS multiplies
-better, and float32 on a GPU is for reference, so both take the plain twins.
+The kernels that multiply are for a round: few rows, every weight read once. A prompt chunk has many rows, which cuBLAS
+multiplies better, so there only the kernels that take each row by itself run. float32 on a GPU is for reference and
+takes the plain twins.
 """
 
 from typing import NamedTuple
@@ -13,14 +14,15 @@ from jax import lax
 MOST_ROWS = 128
 
 
-def layer_kernels(implementation: str | None, dtype: jnp.dtype, rows: int) -> str:
+def layer_kernels(implementation: str | None, dtype: jnp.dtype, rows: int, most_rows: int | None = MOST_ROWS) -> str:
     """The implementation's name for `rows` rows of activations of this dtype; None and "pallas" choose.
 
-    Raises ValueError for a name that is neither.
+    most_rows: those that the kernel is for; None for any number, as of kernels that take each row by itself. Raises
+    ValueError for a name that is neither.
     """
     if implementation not in (None, "xla", "pallas"):
         raise ValueError(f"implementation must be None, 'xla' or 'pallas', got {implementation!r}")
-    if implementation == "xla" or rows > MOST_ROWS:
+    if implementation == "xla" or (most_rows is not None and rows > most_rows):
         return "xla"
     on_gpu = jax.default_backend() == "gpu"
     if on_gpu:

@@ -17,6 +17,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.tree_attention_launch import MergeLaunch
 from pallas_kernels.tree_attention_partition import Partition
+from pallas_kernels.versions import triton_call
 
 LOWEST = -1e30
 
@@ -55,16 +56,17 @@ def merge(
         launch=launch,
         columns=columns,
     )
-    out = pl.pallas_call(
+    call = triton_call(
         kernel,
-        grid=(tiles, -(-partials.rows_per_tile // launch.rows), size // columns),
-        in_specs=[pl.no_block_spec] * (4 if ancestors is None else 5),
-        out_specs=pl.no_block_spec,
-        out_shape=jax.ShapeDtypeStruct((sequences, count * heads, size), queries.dtype),
-        compiler_params=plt.CompilerParams(num_warps=launch.warps, num_stages=1),
-        interpret=interpret,
         name="tree_attention_merge",
-    )(*partials[:3], lengths, *(() if ancestors is None else (ancestors,)))
+        grid=(tiles, -(-partials.rows_per_tile // launch.rows), size // columns),
+        out=jax.ShapeDtypeStruct((sequences, count * heads, size), queries.dtype),
+        warps=launch.warps,
+        stages=1,
+        interpret=interpret,
+        early=True,
+    )
+    out = call(*partials[:3], lengths, *(() if ancestors is None else (ancestors,)))
     return out.reshape(sequences, count, heads, size)
 
 
@@ -81,6 +83,7 @@ def _merge_kernel(
     heads: int,
     launch: MergeLaunch,
     columns: int,
+    interpret: bool,
 ) -> None:
     *ancestors, out = refs
     tile = pl.program_id(0)

@@ -9,7 +9,6 @@ cuda_target       context that describes a GPU to a lowering on a machine withou
 """
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,7 +17,11 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels.early_launch import launch_dependents
+from pallas_kernels.launch import gpu_generation
+
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
+EARLY_LAUNCH = ("sm_90", "sm_100", "sm_120")  # GPU generations that have programmatic dependent launch
 TRITON_TARGET = "__gpu$xla.gpu.triton"
 MOSAIC_TARGET = "mosaic_gpu_v2"
 
@@ -33,14 +36,22 @@ def triton_call(
     stages: int,
     interpret: bool,
     aliases: Mapping[int, int] | None = None,
+    early: bool = False,
 ) -> Callable[..., Any]:
     """The kernel as a function of arrays; it gets each of them, and its output or outputs, whole.
 
-    aliases: an operand's number to that of the output that takes its place in memory."""
+    aliases: an operand's number to that of the output that takes its place in memory. early: only kernels of this
+    package read the results, so that the next one may be launched before this one ends (`early_launch`)."""
+    early = early and not interpret and JAX_VERSION >= (0, 11) and gpu_generation() in EARLY_LAUNCH
+
+    def whole(*refs: Any) -> None:
+        if early:
+            launch_dependents()
+        kernel(*refs, interpret=interpret)
 
     def call(*operands: jax.Array) -> Any:
         return pl.pallas_call(
-            functools.partial(kernel, interpret=interpret),
+            whole,
             grid=grid,
             in_specs=[pl.no_block_spec] * len(operands),
             out_specs=pl.no_block_spec if isinstance(out, jax.ShapeDtypeStruct) else (pl.no_block_spec,) * len(out),

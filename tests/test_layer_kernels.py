@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from pallas_kernels import stack_matmul as stacks
 from pallas_kernels import versions
+from pallas_kernels.draft_attention import Block, draft_attention
+from pallas_kernels.draft_heads import draft_heads
 from pallas_kernels.expert_choice import Router, expert_choice
 from pallas_kernels.expert_matmul_list import pallas_work_list
 from pallas_kernels.expert_matmul_plan import make_plan, work_list
+from pallas_kernels.gated_activation import gated_activation
 from pallas_kernels.head_projection import absorbed_queries, head_values
 from pallas_kernels.latent_projection import latent_projection
 from pallas_kernels.residual_norm import RoutedRows, Taps, residual_norm
@@ -93,7 +96,19 @@ def choices(n: Numbers, place: Place) -> Callable[[str], tuple]:
     return lambda kernels: expert_choice(made, bias, place, router, jnp.dtype(n.dtype), kernels)
 
 
-@pytest.mark.parametrize("make", [products, long_products, norms, first_norm, latents, queries, values, choices])
+def activations(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    beside, before = n.single(3, n.rows, 2 * 40), n.single(3, 2, n.rows, 600)
+    return lambda kernels: tuple(gated_activation(parts, jnp.dtype(n.dtype), kernels) for parts in (beside, before))
+
+
+def block_heads(n: Numbers, place: Place) -> Callable[[str], tuple]:
+    made, weights, turns = n.single(3, n.rows, (4 + 2 * 2) * 32), (n(4, 32), n(4, 32)), n.turns(16)
+    return lambda kernels: draft_heads(made, weights, place, turns, EPS, 2, kernels)
+
+
+@pytest.mark.parametrize(
+    "make", [products, long_products, norms, first_norm, latents, queries, values, choices, block_heads, activations]
+)
 @pytest.mark.parametrize(("rows", "place"), [(1, SECOND), (18, THIRD_OF_LATER)], ids=["1", "18"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_kernel_is_its_twin(make, rows: int, place: Place, dtype) -> None:
@@ -104,6 +119,26 @@ def test_kernel_is_its_twin(make, rows: int, place: Place, dtype) -> None:
         wanted, found = np.asarray(wanted, np.float32), np.asarray(found, np.float32)
         limit = TOLERANCE[dtype] * max(1.0, np.abs(wanted).max())
         np.testing.assert_allclose(found, wanted, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2], ids=["all", "window of 5", "window of 90, causal"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_draft_attention_is_its_twin(layer: int, groups: int, dtype) -> None:
+    """Two sequences, one of them longer than a block of either twin and the other than nothing; the rest is NaN."""
+    n, context = Numbers(8, dtype), 200
+    lengths = jnp.asarray([context - 30, 3], jnp.int32)
+    unknown = (jnp.arange(context)[None] >= lengths[:, None])[None, :, :, None, None]
+    keys, values = (jnp.where(unknown, jnp.nan, n(3, 2, context, groups, 32)).astype(dtype) for _ in range(2))
+    block = Block(
+        n(2, 8, 4, 32), (n(2, 8, groups, 32), n(2, 8, groups, 32)), (keys, values), jnp.int32(layer), lengths,
+        jnp.asarray([np.iinfo(np.int32).max, 5, 90], jnp.int32), jnp.asarray([0, 0, 1], jnp.int32),
+    )  # fmt: skip
+    made = [jax.jit(functools.partial(draft_attention, implementation=name))(block) for name in ("xla", "pallas")]
+    wanted, found = made
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    wanted, found = np.asarray(wanted, np.float32), np.asarray(found, np.float32)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE[dtype] * np.abs(wanted).max())
 
 
 def test_products_are_those_of_float64() -> None:
@@ -159,13 +194,29 @@ def _interpreted_list(plan) -> Callable:
     return jax.jit(lambda ids, valid: pallas_work_list(ids, valid, plan, interpret=True))
 
 
+def test_loads_in_flight_fit_shared_memory() -> None:
+    for rows in (1, 40, 64, 72, 128):
+        launch = stacks.matmul_launch(rows, 7168, [1536, 576])
+        assert launch.parts == 4 and launch.stages >= 3
+        assert launch.stages * 2 * launch.step * (launch.row_tile + max(8, 1 << (rows - 1).bit_length())) <= 227 * 1024
+
+
 def test_parts_follow_from_the_sizes() -> None:
-    """Two programs on each multiprocessor at most, four steps in each, and few parts for what adds them up."""
-    for steps, rows in ((56, 2112), (12, 1536), (8, 7168), (56, 896), (2, 7168), (56, 4608), (18, 7168)):
-        tiles = -(-rows // stacks.ROW_TILE)
-        parts = stacks.split(steps, tiles)
-        assert steps % parts == 0 and parts <= stacks.MOST_PARTS
-        assert parts == 1 or (steps // parts >= stacks.LEAST_STEPS and parts * tiles <= stacks.PROGRAMS)
+    """Two programs on each multiprocessor at most, three steps in each, and few parts for what adds them up."""
+    for columns, rows in (
+        (7168, 2112),
+        (1536, 1536),
+        (1024, 7168),
+        (7168, 896),
+        (256, 7168),
+        (7168, 4608),
+        (2304, 7168),
+    ):
+        launch = stacks.matmul_launch(40, columns, [rows])
+        steps, tiles = columns // launch.step, -(-rows // launch.row_tile)
+        assert columns % (launch.step * launch.parts) == 0 and launch.parts <= stacks.MOST_PARTS
+        programs = launch.parts * tiles
+        assert launch.parts == 1 or (steps // launch.parts >= stacks.LEAST_STEPS and programs <= stacks.PROGRAMS)
 
 
 class TestSelection:
@@ -173,6 +224,7 @@ class TestSelection:
         single = jnp.dtype(jnp.float32)
         assert [layer_kernels(name, single, 8) for name in (None, "xla", "pallas")] == ["xla", "xla", "pallas"]
         assert layer_kernels("pallas", single, 129) == "xla"
+        assert layer_kernels("pallas", single, 129, None) == "pallas"
 
     def test_on_a_gpu(self, monkeypatch) -> None:
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -216,7 +268,29 @@ def test_kernels_lower_to_cuda(rows: int, monkeypatch) -> None:
         "router": [half(60, 384, 7168), half(60, 256, 7168), half(60, 256, 7168)],
     }  # fmt: skip
     arguments = (whole(), half(rows, 7168), weights, half(61, 1, 64, 576), whole(rows), turns)
+    assert _cuda_module(layer, arguments).count(f"@{versions.TRITON_TARGET}") == 9
+
+
+def _cuda_module(function: Callable, arguments: tuple) -> str:
     check = jax.export.DisabledSafetyCheck.custom_call(versions.TRITON_TARGET)
     with versions.quiet_triton(), versions.cuda_target():
-        lowered = jax.export.export(jax.jit(layer), platforms=["cuda"], disabled_checks=[check])(*arguments)
-    assert lowered.mlir_module().count(f"@{versions.TRITON_TARGET}") == 9
+        exported = jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=[check])
+        return exported(*arguments).mlir_module()
+
+
+def test_draft_kernels_lower_to_cuda(monkeypatch) -> None:
+    """One rank of eight: blocks of 8 rows, 8 heads of 128, one key head, 131,072 tokens."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    half, single, whole = (
+        functools.partial(lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype), kind)
+        for kind in (jnp.bfloat16, jnp.float32, jnp.int32)
+    )
+
+    def attend(layer, parts, norms, turns, caches, numbers):
+        queries, *own = (made[None] for made in draft_heads(parts, norms, Place(layer), turns, EPS, 1))
+        return draft_attention(Block(queries, (own[0], own[1]), caches, layer, *numbers))
+
+    caches = (half(6, 1, 131072, 1, 128), half(6, 1, 131072, 1, 128))
+    turns, numbers = (single(8, 64), single(8, 64)), (whole(1), whole(6), whole(6))
+    arguments = (whole(), single(8, 8, 1280), (half(6, 128), half(6, 128)), turns, caches, numbers)
+    assert _cuda_module(attend, arguments).count(f"@{versions.TRITON_TARGET}") == 3

@@ -65,7 +65,7 @@ class Drafter(nnx.Module):
         config, layers, shape = self.config, self.layers, positions.shape
         flat = self.project(taps).reshape(-1, config.hidden_size)
         stacks = [stack[...].reshape(1, -1, config.hidden_size) for stack in (layers.k, layers.v)]
-        parts = stack_matmul(flat, stacks, Place(jnp.int32(0)), self.kernels)
+        parts = stack_matmul(flat, stacks, Place(jnp.int32(0)), self.kernels, early=False)
         made = wide.added(parts, flat.dtype).reshape(*shape, 2, config.num_hidden_layers, -1, config.head_dim)
         keys, values = jnp.moveaxis(made, (2, 3), (0, 1))
         cos, sin = rope.tables(config.rope, positions)
@@ -75,12 +75,13 @@ class Drafter(nnx.Module):
     def project(self, taps: jax.Array) -> jax.Array:
         """hidden_norm(fc(taps)), [B, n, H]; shared by all layers."""
         flat, place = self._own_columns(taps.reshape(-1, taps.shape[-1])), Place(jnp.int32(0))
-        parts, _ = meet([stack_matmul(flat, [self.ends.fc[...][None]], place, self.kernels)], None, self.axis)
+        made = stack_matmul(flat, [self.ends.fc[...][None]], place, self.kernels, early=False)
+        parts, _ = meet([made], None, self.axis)
         made = wide.added(parts[0], taps.dtype).reshape(*taps.shape[:-1], -1)
         return rms_norm(made, self.ends.hidden_norm, self.config.rms_norm_eps)
 
     def _own_columns(self, taps: jax.Array) -> jax.Array:
-        """The columns of rows [n, taps * H] that this rank's columns of fc belong to, with zeros where a mesh pads fc"""
+        """The columns of rows [n, taps * H] that this rank's part of fc multiplies, with zeros where a mesh pads fc"""
         own = self.ends.fc[...].shape[1]
         if self.axis is None:
             return taps[:, :own]  # all of them, unless one rank of several is run alone

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jddtree.parallel.mesh import total
 from pallas_kernels import wide
+from pallas_kernels.gated_activation import gated_activation
 from pallas_kernels.residual_norm import RoutedRows, block_sum
 from pallas_kernels.residual_norm import rms_norm as plain_rms_norm
 from pallas_kernels.selection import Place
@@ -52,9 +52,8 @@ def gated_mlp(
     part where the width is split. x: [T, H]; stacks: gate, up and down, each [layers, out, in].
     """
     gate, up, down = (stack[...] for stack in stacks)
-    both = wide.added(stack_matmul(x, [gate, up], place, kernels), jnp.dtype(jnp.float32))
-    gated, raised = jnp.split(both, 2, axis=1)
-    return stack_matmul((jax.nn.silu(gated) * raised).astype(x.dtype), [down], place, kernels)
+    inner = gated_activation(stack_matmul(x, [gate, up], place, kernels), x.dtype, kernels)
+    return stack_matmul(inner, [down], place, kernels)
 
 
 def meet(
