@@ -1,12 +1,11 @@
 """What `bench step` is asked to do, checked before anything is measured."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 
 from jddtree.benchmarks import step_presets, step_routing
-from jddtree.benchmarks.kernels_settings import numbers
+from jddtree.benchmarks.kernels_settings import names, numbers
 from jddtree.benchmarks.step_presets import Models
 from jddtree.benchmarks.step_programs import STAGES
 from jddtree.errors import UserError
@@ -67,19 +66,11 @@ def settings(
         world=world,
         tokens=numbers("--tokens", tokens, TINY_TOKENS if tiny else TOKENS, 256),
         contexts=numbers("--context", context, TINY_CONTEXTS if tiny else CONTEXTS, 2**18 - ROOM),
-        routings=_names("--routing", routing, step_routing.NAMES),
-        stages=_names("--stages", stages, STAGES + CHECKS),
+        routings=names("--routing", routing, step_routing.NAMES),
+        stages=names("--stages", stages, STAGES + CHECKS),
         dtype=jnp.dtype(dtype),
         chunk=TINY_CHUNK if tiny else CHUNK,
         kernels=None if kernels == "auto" else kernels,
         seed=seed,
         threads=threads,
     )
-
-
-def _names(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
-    """Names with commas between them; all that are known without a text"""
-    names = tuple(known) if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    if not set(names) <= set(known):
-        raise UserError(f"{option} is {text!r}, but must be of {','.join(known)}")
-    return names

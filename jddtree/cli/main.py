@@ -443,12 +443,13 @@ def bench_mesh(
         ),
     ] = None,
     mesh: Mesh = None,
+    parts: Annotated[str | None, typer.Option(help="sum,low_rank,tokens,step,kernels; default all.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
 ) -> None:
     """See the help of the command."""
     from jddtree.benchmarks.mesh import run
 
-    run(preset, mesh, output)
+    run(preset, mesh, parts, output)
 
 
 @bench.command("speculation", help="What the trees are worth: acceptance, ranks, calibration, experts, budgets, times.")
