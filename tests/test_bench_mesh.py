@@ -78,7 +78,10 @@ def test_comparisons_name_the_first_difference():
 
 def traced(kernels):
     """Planes of two devices whose streams hold (name, nanoseconds) twice over, with a line and a plane to leave out."""
-    events = [SimpleNamespace(name=name, duration_ns=nanoseconds) for name, nanoseconds in kernels * 2]
+    events = [
+        SimpleNamespace(name=name, duration_ns=nanoseconds, start_ns=-number)
+        for number, (name, nanoseconds) in enumerate(kernels * 2)
+    ]
     stream, other = (SimpleNamespace(name=name, events=events) for name in ("Stream #20(Compute)", "XLA Ops"))
     planes = [SimpleNamespace(name=f"/device:GPU:{number}", lines=[stream, other]) for number in range(2)]
     return SimpleNamespace(planes=[*planes, SimpleNamespace(name="/host:CPU", lines=[stream])])
@@ -87,6 +90,7 @@ def traced(kernels):
 def test_every_kernel_of_a_step_is_listed_by_device():
     """Counts, medians and totals per step, and shares of the device's time; all streams of GPU planes, nothing else."""
     found = mesh_kernels.events_of(traced([("psum_3", 3000), ("fusion_3", 500), ("psum_3", 1000)]))
+    assert [name for _, name, _ in found[:2]] == ["psum_3", "psum_3"] and found[-1][1:] == ("psum_3", 3000)
     rows = mesh_kernels.summarise(found, 2)
     named = [(row["device"], row["kernel"]) for row in rows]
     assert named == [(f"/device:GPU:{number}", name) for number in range(2) for name in ("fusion_3", "psum_3")]

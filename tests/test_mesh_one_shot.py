@@ -15,13 +15,14 @@ needs_mosaic = pytest.mark.skipif(not versions.mosaic_supported(), reason="plgpu
 @needs_mosaic
 @pytest.mark.parametrize("ranks, rows", [(2, 1), (8, 33)])
 def test_a_chain_lowers_to_one_kernel_that_knows_its_peers(ranks, rows):
-    """XLA is told which devices take part, and to let them wait for one another before the kernel."""
+    """XLA is told which devices take part and to let them wait for one another first; no multicast is asked for."""
     form = lambda x: mesh_one_shot.one_shot_sum(x, AXIS, ranks)
     chain = mesh_chains.chain(make_mesh(ranks), form, 3)
     traced = chain.trace(jax.ShapeDtypeStruct((rows, 7168), jnp.float32))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count(f"@{versions.MOSAIC_TARGET}") == 1
     assert f'xla_replica_ids = "{",".join(map(str, range(ranks)))}"' in text and "skip_device_barrier = false" in text
+    assert "multimem" not in text and "symmetric_memory" not in text
 
 
 @pytest.mark.parametrize("rows, blocks", [(1, 14), (9, 126), (33, 77), (65, 130)])

@@ -88,15 +88,16 @@ def profile(call: Callable[[], Any]) -> ProfileData:
 
 
 def events_of(data: Any) -> list[Event]:
-    """Everything on the streams of GPU planes; their other lines repeat it."""
-    return [
-        (plane.name, event.name, event.duration_ns)
+    """Everything on the streams of GPU planes, whose other lines repeat it, in the order in which it started."""
+    found = [
+        (event.start_ns, (plane.name, event.name, event.duration_ns))
         for plane in data.planes
         if "GPU" in plane.name and "device" in plane.name
         for line in plane.lines
         if "Stream" in line.name
         for event in line.events
     ]
+    return [event for _, event in sorted(found)]
 
 
 def summarise(events: Iterable[Event], calls: int) -> list[Row]:
