@@ -165,7 +165,7 @@ def _decode(engine: Engine, requests: Sequence[Request]) -> Decoded:
 
 
 def _compared(engine: Engine, tokens: list[list[int]], one_device: list[list[int]] | None) -> Row:
-    if engine.mesh is None or one_device is None:
+    if one_device is None or engine.mesh is None:
         return {}
     places = (
         [prompt, place]

@@ -49,7 +49,7 @@ def compared(alone: Sequence[Event], found: Sequence[Event], hlo: str, shapes: d
     whole = sum(time for _, time in first) / 1e3
     return {
         "kernel_ms": whole,
-        "launches": len(first) / CALLS,
+        "launches": round(len(first) / CALLS),
         "kernels": {SPLIT: 1e3 * times[0]} | step_components.components(common, hlo, shapes),
         "largest": _largest(rows, devices[0])[:LARGEST],
         "mesh_only": _largest(only, devices[0]),
