@@ -113,6 +113,17 @@ def test_decoding_counts_tokens_rounds_and_gaps():
         decode.measure([[1]], 14, 8, iter([(6, ScriptedEngine(6))]))
 
 
+def test_tokens_of_a_mesh_are_compared_with_those_of_one_device():
+    """The first token that differs, by prompt and place; texts of other lengths differ where the shorter one ends."""
+    mesh = SimpleNamespace(mesh=SimpleNamespace(size=8))
+    same = decode._compared(mesh, [[1, 2], [3]], [[1, 2], [3]])
+    assert same == {"mesh": 8, "same_as_one_device": True, "first_difference": None}
+    assert decode._compared(mesh, [[1, 2], [3]], [[1, 2], [3, 4]])["first_difference"] == [1, 1]
+    assert decode._compared(mesh, [[1, 5], [3]], [[1, 2], [3]])["first_difference"] == [0, 1]
+    rows = decode.measure([[1]], 14, 8, iter([(count, ScriptedEngine(count)) for count in (1, 2)]))
+    assert "mesh" not in rows[0]
+
+
 def test_a_gap_is_what_a_dispatch_of_no_rounds_would_take():
     """Dispatches of 2 ms a round and 0.5 ms between."""
     rows = [{"rounds_per_dispatch": count, "dispatch_ms": 2 * count + 0.5} for count in (1, 4, 8)]

@@ -3,6 +3,9 @@
 The same prompts are decoded with engines that run R rounds a dispatch. A dispatch takes R rounds and a gap, so the line
 through the dispatch times at several R has the time of a round as its slope and the gap as its value at R = 0.
 
+With a mesh the target and drafter are split over its devices, and every row says whether the tokens are those of one
+device: same_as_one_device, and first_difference, [prompt, place] of the first token that is not.
+
 python -m jddtree.benchmarks.decode --prompts ids.json --output docs/results/decode-h200.json
 """
 
@@ -13,12 +16,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from converters.dflash import load_drafter
 from converters.kimi import load_target
@@ -32,7 +37,9 @@ from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
-from jddtree.models.parameters import nest
+from jddtree.models.parameters import Tree, drafter_parameters, nest, target_parameters
+from jddtree.parallel.mesh import AXIS, make_mesh
+from jddtree.parallel.partition import on_mesh, place
 from jddtree.stats import economy
 
 ROUNDS = (1, 2, 4, 8, 16)
@@ -55,27 +62,42 @@ class Decoded(NamedTuple):
     found: dict[str, float | None]
 
 
-def engines(dtype: str, budget: int, rounds: Sequence[int], kernels: str | None = None) -> Iterator[tuple[int, Engine]]:
-    """An engine over the bundled pair for each number of rounds per dispatch."""
+def engines(
+    dtype: str, budget: int, rounds: Sequence[int], kernels: str | None = None, mesh: Mesh | None = None
+) -> Iterator[tuple[int, Engine]]:
+    """An engine over the bundled pair for each number of rounds per dispatch; mesh: None is one device."""
     target, drafter = target_config(bundled("target")), drafter_config(bundled("drafter"))
-    kind = np.dtype(jnp.dtype(dtype))
+    kind, axis = np.dtype(jnp.dtype(dtype)), None if mesh is None else AXIS
     arrays = load_target(bundled("target"), target, kind)[0], load_drafter(bundled("drafter"), drafter, kind)[0]
-    weights = jax.device_put({"target": nest(arrays[0]), "drafter": nest(arrays[1])})
+    tables = target_parameters(target), drafter_parameters(drafter)
+
+    def put(part: int) -> Tree:
+        if mesh is None:
+            return jax.device_put(nest(arrays[part]))
+        return place(arrays[part], on_mesh(tables[part], mesh.size, "tensor", target.num_moe_layers), mesh)
+
+    weights = {"target": put(0), "drafter": put(1)}
     rows = max(-(-(budget + 1) // 8) * 8, drafter.block_size)
     calibration = read_calibration(bundled("target").parent / "calibration.json")
     for count in rounds:
         capacity = Capacity(rows=rows, candidates=rows - 1, context=CONTEXT, rounds=count)
-        program = Program(target, drafter, capacity, kernels)
-        yield count, Engine(program, weights, jnp.dtype(dtype), calibration=calibration)
+        program = Program(target, drafter, capacity, kernels, axis)
+        yield count, Engine(program, weights, jnp.dtype(dtype), mesh, calibration)
 
 
 def measure(
-    prompts: Sequence[Sequence[int]], max_tokens: int, budget: int, made: Iterator[tuple[int, Engine]]
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    budget: int,
+    made: Iterator[tuple[int, Engine]],
+    alone: Engine | None = None,
 ) -> list[Row]:
-    """A row for each engine; prompts: token ids."""
+    """A row for each engine; prompts: token ids; alone: an engine on one device, to compare those of a mesh with."""
+    requests = [Request(prompt, max_tokens, budget=budget) for prompt in prompts]
+    one_device = None if alone is None else _decode(alone, requests).tokens
     rows, expected = [], None
     for count, engine in made:
-        decode = partial(_decode, engine, [Request(prompt, max_tokens, budget=budget) for prompt in prompts])
+        decode = partial(_decode, engine, requests)
         decode()
         found = decode()
         expected = expected or found.tokens
@@ -86,7 +108,7 @@ def measure(
             "rounds_per_dispatch": count, "budget": budget, "rounds": found.rounds,
             "acceptance_length": emitted / found.rounds, **found.found,
             "dispatch_ms": 1e3 * statistics.median(found.seconds), "compile_s": engine.compile_seconds,
-            "same_tokens": found.tokens == expected,
+            "same_tokens": found.tokens == expected, **_compared(engine, found.tokens, one_device),
         })  # fmt: skip
     return with_gaps(rows)
 
@@ -142,6 +164,19 @@ def _decode(engine: Engine, requests: Sequence[Request]) -> Decoded:
     return Decoded(tokens, len(emitted), seconds, spent, found)
 
 
+def _compared(engine: Engine, tokens: list[list[int]], one_device: list[list[int]] | None) -> Row:
+    if one_device is None or engine.mesh is None:
+        return {}
+    places = (
+        [prompt, place]
+        for prompt, pair in enumerate(zip(tokens, one_device, strict=True))
+        for place, (found, wanted) in enumerate(zip_longest(*pair))
+        if found != wanted
+    )
+    first = next(places, None)
+    return {"mesh": engine.mesh.size, "same_as_one_device": first is None, "first_difference": first}
+
+
 def bundled_prompts() -> list[list[int]]:
     """The bundled prompts as token ids."""
     # Imported on use: a GPU machine that only measures may lack what tokenizers need.
@@ -162,20 +197,24 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--kernels", choices=("xla", "pallas"))
+    parser.add_argument("--mesh", type=int, help="split over so many devices, and compare with one")
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args(given)
     try:
         prompts = read_ids(chosen.prompts) if chosen.prompts else bundled_prompts()
         counts = numbers("--rounds", chosen.rounds, ROUNDS, 64)
-        rows = measure(
-            prompts, chosen.max_tokens, chosen.budget, engines(chosen.dtype, chosen.budget, counts, chosen.kernels)
-        )
+        made = partial(engines, chosen.dtype, chosen.budget, kernels=chosen.kernels)
+        mesh, alone = None if chosen.mesh is None else make_mesh(chosen.mesh), None
+        if mesh is not None:
+            _, alone = next(made(counts[:1]))
+        rows = measure(prompts, chosen.max_tokens, chosen.budget, made(counts, mesh=mesh), alone)
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     if chosen.output is not None:
         results.write(chosen.output, rows)
-    sys.stdout.write(f"{results.table(rows, COLUMNS)}\n{json.dumps(results.record(rows))}\n")
+    columns = COLUMNS if mesh is None else COLUMNS | {"same_as_one_device": ""}
+    sys.stdout.write(f"{results.table(rows, columns)}\n{json.dumps(results.record(rows))}\n")
     return 0
 
 

@@ -51,9 +51,6 @@ def settings(
         raise UserError("bench kernels measures a GPU and JAX sees none; --check checks the kernels on this machine")
     sizes = k26_rank(world)
     sizes = sizes if on_gpu else tiny_rank()
-    names = tuple(part.strip() for part in kernels.split(","))
-    if not set(names) <= set(KERNELS):
-        raise UserError(f"--kernels is {kernels!r}, but must be of {','.join(KERNELS)}")
     default_heads = dict.fromkeys((sizes.rank_heads, sizes.heads) if on_gpu else (sizes.rank_heads,))
     return Settings(
         sizes=sizes,
@@ -61,7 +58,7 @@ def settings(
         contexts=numbers("--context", context, CONTEXTS if on_gpu else TINY_CONTEXTS, 2**21),
         heads=numbers("--heads", heads, tuple(default_heads), 128),
         routings=tuple(routing(name.strip()) for name in routing_names.split(",")),
-        kernels=names,
+        kernels=names("--kernels", kernels, KERNELS),
         timed=not check,
         interpret=not on_gpu,
         seed=int.from_bytes(os.urandom(4), "little") if seed is None else seed,
@@ -79,6 +76,14 @@ def numbers(option: str, text: str | None, default: Sequence[int], most: int) ->
     if not found or not all(0 < number <= most for number in found):
         raise UserError(f"{option} is {text!r}, but must be numbers from 1 to {most} with commas, like 1,9,33")
     return tuple(dict.fromkeys(found))
+
+
+def names(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    """Names with commas between them, all that are known without a text; UserError for another one."""
+    found = tuple(known) if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(found) <= set(known):
+        raise UserError(f"{option} is {text!r}, but must be of {','.join(known)}")
+    return found
 
 
 def check_output(path: Path | None) -> None:

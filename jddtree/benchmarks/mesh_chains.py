@@ -1,12 +1,13 @@
 """Time of one reduction among dependent ones, by how it is written, and of q_a/kv_a replicated or split with a gather.
 
 A chain runs inside one jitted shard_map, as the layers of a model do; the time of the same chain without the collective
-is measured beside it.
+is measured beside it. On GPUs the sum of `mesh_one_shot` is measured as well, last, since what it needs may be missing.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,10 +16,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jddtree.benchmarks.kernels_rows import attempt
+from jddtree.benchmarks.mesh_one_shot import one_shot_sum
 from jddtree.benchmarks.mesh_weights import random_normed
 from jddtree.benchmarks.results import Row
 from jddtree.models.layers import linear, rms_norm
 from jddtree.parallel.mesh import AXIS
+from pallas_kernels.versions import mosaic_supported
 
 REPEATS, LEADING = 15, 3
 WEIGHTS = 8  # distinct ones in turn, so that they are not found in the L2 cache
@@ -40,16 +44,45 @@ def reductions(ranks: int) -> dict[str, Reduction]:
 
 
 def measure_reductions(mesh: Mesh, rows: Sequence[int], width: int, length: int) -> Iterator[Row]:
-    """A row for each form and number of rows."""
+    """A row for each form and number of rows; the form "pallas_f32", which is compared with psum first, may have
+    "failure" instead of times.
+    """
+    glue: dict[int, float] = {}
     for count in rows:
-        x, glue = random_normed((count, width), jnp.dtype(jnp.float32), mesh, count), 0.0
+        x = random_normed((count, width), jnp.dtype(jnp.float32), mesh, count)
         for name, reduce in reductions(mesh.size).items():
             seconds = seconds_of(chain(mesh, reduce, length), x)
-            glue = seconds if name == "nothing" else glue
-            yield {
-                "part": "sum", "form": name, "rows": count, "width": width, "devices": mesh.size, "length": length,
-                "us_each": 1e6 * seconds / length, "less_glue_us": 1e6 * (seconds - glue) / length,
-            }  # fmt: skip
+            glue.setdefault(count, seconds)
+            yield _sum_row(name, x, mesh, length) | _times(seconds, glue[count], length)
+    for count in rows if jax.default_backend() == "gpu" and mosaic_supported() else ():
+        x = random_normed((count, width), jnp.dtype(jnp.float32), mesh, count)
+        row = _sum_row("pallas_f32", x, mesh, length)
+        yield from attempt(row, partial(_pallas_rows, row, x, mesh, glue[count], length))
+
+
+def _sum_row(form: str, x: jax.Array, mesh: Mesh, length: int) -> Row:
+    rows, width = x.shape
+    return {"part": "sum", "form": form, "rows": rows, "width": width, "devices": mesh.size, "length": length}
+
+
+def _times(seconds: float, glue: float, length: int) -> Row:
+    return {"us_each": 1e6 * seconds / length, "less_glue_us": 1e6 * (seconds - glue) / length}
+
+
+def _pallas_rows(row: Row, x: jax.Array, mesh: Mesh, glue: float, length: int) -> list[Row]:
+    """RuntimeError when the sum of different partials is not that of psum"""
+    reduce = partial(one_shot_sum, axis=AXIS, ranks=mesh.size)
+    ours, psums = (_sum_of_different(mesh, form)(x) for form in (reduce, reductions(mesh.size)["psum_f32"]))
+    difference = float(jnp.abs(ours - psums).max() / jnp.abs(psums).max())
+    if not difference <= 1e-6:
+        raise RuntimeError(f"the sum is off by {difference} of the largest")
+    return [row | _times(seconds_of(chain(mesh, reduce, length), x), glue, length) | {"difference": difference}]
+
+
+def _sum_of_different(mesh: Mesh, reduce: Reduction) -> Callable[[jax.Array], jax.Array]:
+    """The sum of x * 1, x * 2, ..., a partial on each rank"""
+    whole = lambda x: reduce(x * (1 + lax.axis_index(AXIS)).astype(jnp.float32))
+    return jax.jit(jax.shard_map(whole, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
 
 
 def chain(mesh: Mesh, reduce: Reduction, length: int) -> Callable[..., jax.Array]:

@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jddtree.benchmarks import mesh_kernels
 from jddtree.benchmarks.mesh_chains import seconds_of
 from jddtree.benchmarks.mesh_weights import random_ids, random_normed
 from jddtree.benchmarks.results import Row
@@ -50,12 +49,11 @@ class Case:
 
 
 class Outcome(NamedTuple):
-    """Greedy token ids, logits float32 [rows, V] and seconds of a step by its rows, rows about its kernels."""
+    """Greedy token ids, logits float32 [rows, V] and seconds of a step by its rows."""
 
     tokens: list[int]
     logits: dict[int, np.ndarray]
     seconds: dict[int, float]
-    kernels: list[Row]
 
 
 def measure(
@@ -66,18 +64,20 @@ def measure(
     context: int,
     tokens: int,
 ) -> Iterator[Row]:
-    """Rows for each dtype, on one device and on `devices`. One set of weights exists at a time."""
+    """Rows of parts "tokens", unless `tokens` is 0, and "step", for each of `rows`; both for each dtype, on one device
+    and on `devices`. One set of weights exists at a time.
+    """
     for dtype in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
         alone = _outcome(config, weights, dtype, None, rows, context, tokens)
         split = _outcome(config, weights, dtype, make_mesh(devices), rows, context, tokens)
         shared = {"dtype": dtype.name, "layers": config.num_hidden_layers}
-        yield {"part": "tokens", "devices": devices} | shared | compare_tokens(alone.tokens, split.tokens)
+        if tokens:
+            yield {"part": "tokens", "devices": devices} | shared | compare_tokens(alone.tokens, split.tokens)
         for count in rows:
             case = {"part": "step", "rows": count, "context": context} | shared
             yield case | {"devices": 1, "step_ms": 1e3 * alone.seconds[count]}
             difference = compare_logits(alone.logits[count], split.logits[count])
             yield case | {"devices": devices, "step_ms": 1e3 * split.seconds[count]} | difference
-        yield from (shared | row for row in split.kernels)
 
 
 def compare_tokens(alone: Sequence[int], split: Sequence[int]) -> Row:
@@ -108,34 +108,24 @@ def _outcome(
     case = Case(config, weights(dtype, mesh), dtype, mesh)
     cache = random_normed((config.num_hidden_layers, 1, context, config.latent_size), dtype, mesh, 1)
     with ThreadPoolExecutor() as pool:  # compiling takes longer than everything else
-        engine, plain = pool.submit(_engine, case, tokens), pool.submit(compile_steps, case, rows, cache)
-        apart = pool.submit(compile_steps, case, [max(rows)], cache, kernels_apart=True)
-    logits, seconds, kernels = {}, {}, []
-    for count, step in plain.result().items():
+        engine = pool.submit(_engine, case, tokens) if tokens else None
+        steps = pool.submit(compile_steps, case, rows, cache)
+    logits, seconds = {}, {}
+    for count, step in steps.result().items():
         ids = random_ids(count, config.vocab_size, count)[None]
         seconds[count] = seconds_of(step, case.weights, ids, cache)
         logits[count] = np.asarray(step(case.weights, ids, cache)[0])[0, :, : config.vocab_size]
-    if mesh is not None:
-        ((count, step),) = apart.result().items()
-        ids = random_ids(count, config.vocab_size, count)[None]
-        described = {"rows": count, "context": context, "devices": mesh.size}
-        kernels = mesh_kernels.measure(lambda: step(case.weights, ids, cache), described)
-    return Outcome(decode(engine.result(), tokens), logits, seconds, kernels)
+    return Outcome([] if engine is None else decode(engine.result(), tokens), logits, seconds)
 
 
-def compile_steps(
-    case: Case, rows: Sequence[int], cache: jax.Array, kernels_apart: bool = False
-) -> dict[int, jax.stages.Compiled]:
+def compile_steps(case: Case, rows: Sequence[int], cache: jax.Array) -> dict[int, jax.stages.Compiled]:
     """Functions of weights, token ids int32 [1, rows] and a cache of committed tokens -> logits and argmax.
 
-    Compiled side by side; the rows are a chain. kernels_apart: no command buffers (CUDA graphs), in which a profiler
-    sees no single kernels.
+    Compiled side by side; the rows are a chain.
     """
-    options: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ""} if kernels_apart else {}
     lowered = [_step(case, count).lower(case.weights, np.zeros((1, count), np.int32), cache) for count in rows]
-    with ThreadPoolExecutor(len(lowered)) as pool:
-        compiled = pool.map(lambda one: one.compile(compiler_options=options), lowered)
-        return dict(zip(rows, compiled, strict=True))
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(rows, pool.map(lambda one: one.compile(), lowered), strict=True))
 
 
 def _step(case: Case, count: int) -> jax.stages.Wrapped:

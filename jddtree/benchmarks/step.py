@@ -1,4 +1,5 @@
-"""The whole step at full size: one rank of eight of Kimi K2.6 on one GPU, with random weights and no collectives.
+"""The whole step at full size: one rank of eight of Kimi K2.6 on one GPU, with random weights and no collectives, or,
+with --mesh 8, all eight on the GPUs of one host, with collectives.
 
 python -m jddtree.benchmarks.step --output docs/results/step-h200.json
 
@@ -12,7 +13,9 @@ Rows: stage "verify", "draft", "build", "walk", "commit", "round" (time of one),
 routing, time_ms, floor_ms and ratio (jddtree.benchmarks.step_floor), peer_ms, launches, kernel_ms, kernels (component
 to microseconds), host_percent (of a round: what waiting for the host between dispatches takes), idle_percent (what no
 kernel fills otherwise), compile_seconds, memory_gb and more (`step_measure`); stage "ceiling" and "roofline" are the
-roofline card, "repeat" and "sweep" checks, "summary" sums up a number of tokens. What fails has "failure", a text.
+roofline card, "repeat" and "sweep" checks, "summary" sums up a number of tokens. On a mesh, rows have mesh, its
+devices, and expert_layout as well; `step_mesh` lists the kernels that only the mesh has, and `step_summary.beside` says
+what splitting costs by the wall clock and how the layouts compare. What fails has "failure", a text.
 """
 
 import argparse
@@ -30,7 +33,7 @@ from jddtree.errors import UserError
 
 Row = dict[str, Any]
 MODULE = "jddtree.benchmarks.step"
-KEY = ("stage", "tokens", "context", "routing")
+KEY = ("stage", "tokens", "context", "routing", "expert_layout")
 CLOCKS = ("wall", "kernels")
 SETTINGS = (
     "preset",
@@ -40,6 +43,9 @@ SETTINGS = (
     "routing",
     "stages",
     "layers",
+    "experts",
+    "mesh",
+    "expert_layout",
     "dtype",
     "kernels",
     "seed",
@@ -63,6 +69,14 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--stages", help="verify,draft,build,walk,commit,round,prefill,repeat,sweep; default all")
     parser.add_argument("--layers", type=int, help="only so many of the target's layers")
+    parser.add_argument("--experts", type=int, help="only so many routed experts a layer")
+    parser.add_argument("--mesh", type=int, help="run all ranks on so many devices; then --world is the same number")
+    parser.add_argument(
+        "--expert-layout",
+        default="tensor",
+        help="slices of every expert on each rank of the mesh (tensor), whole ones (expert), or both with a comma",
+    )
+    parser.add_argument("--rank", type=Path, help="results file of one of these ranks alone, to compare a mesh with")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -80,22 +94,26 @@ def run(given: argparse.Namespace, show: Callable[[Row], None]) -> dict[str, Any
 
     Returns the results record. Raises UserError for wrong settings, with the process's own message.
     """
-    peers = _peers(given.peers)
+    peers, alone = _peers(given.peers), _rank_rows(given.rank)
     script = Path(sys.argv[0])
     started = ["-m", MODULE] if script == Path(__file__) else [script.name]
     record: dict[str, Any] = {"command": " ".join(["python", *started, *sys.argv[1:]])}
     rows: dict[tuple[Any, ...], Row] = {}
-    for clock in CLOCKS if given.profile else CLOCKS[:1]:
-        for line in _process(given, clock):
-            if "stage" not in line:
-                record |= {key: value for key, value in line.items() if key != "command"}
-                continue
-            joined = join(rows, line, peers)
-            show(joined)
-            if given.output is not None:
-                _write(given.output, record | {"rows": list(rows.values())})
-        if record.get("platform") == "cpu":
-            break
+    for layout in given.expert_layout.split(","):
+        for clock in CLOCKS if given.profile else CLOCKS[:1]:
+            for line in _process(given, clock, layout):
+                if "stage" not in line:
+                    record |= {key: value for key, value in line.items() if key != "command"}
+                    continue
+                joined = join(rows, line, peers)
+                show(joined)
+                if given.output is not None:
+                    _write(given.output, record | {"rows": list(rows.values())})
+            if record.get("platform") == "cpu":
+                break
+    if given.mesh is not None:
+        for row in step_summary.beside(list(rows.values()), alone):
+            show(join(rows, row))
     for row in step_summary.summaries(list(rows.values())):
         show(join(rows, row))
     record |= {"rows": list(rows.values())}
@@ -137,9 +155,10 @@ def child(given: argparse.Namespace) -> None:
         sys.stderr.flush()
 
     settings = step_settings.settings(**{name: getattr(given, name) for name in SETTINGS})
+    marks = {} if settings.mesh is None else {"mesh": settings.mesh, "expert_layout": settings.expert_layout}
     _say(json.dumps(results.record([]) | {"platform": jax.default_backend()}))
     for row in step_measure.measure(settings, given.clock, say, given.dump):
-        _say(json.dumps(row))
+        _say(json.dumps(row | marks))
 
 
 def main(arguments_given: Sequence[str] | None = None) -> int:
@@ -164,6 +183,7 @@ def main(arguments_given: Sequence[str] | None = None) -> int:
 def line_of(row: Row) -> str:
     """A row as a line of a table."""
     head = f"{row['stage']:9} {_cell(row.get('tokens'), 5)} {_cell(row.get('context'), 7)} {row.get('routing') or '':8}"
+    head += f" {row['expert_layout']:6}" if "expert_layout" in row else ""
     if row["stage"] == "ceiling":
         return f"{head} {row['kernel']} {row.get('tb_s') or row.get('tflop_s'):.2f}"
     if row["stage"] == "roofline":
@@ -173,6 +193,7 @@ def line_of(row: Row) -> str:
         "ms": "time_ms", "floor": "floor_ms", "ratio": "ratio", "peer": "peer_ms", "kernels": "kernel_ms",
         "launches": "launches", "host %": "host_percent", "idle %": "idle_percent",
         "beside verify %": "beside_verify_percent", "compile s": "compile_seconds", "GB": "memory_gb",
+        "only on mesh %": "mesh_only_percent", "sums %": "sums_percent", "tensor ms": "tensor_ms",
         "tokens/s": "tokens_per_s", "share": "ceiling_share", "same": "repeats_identical", "compiled": "compilations",
     }  # fmt: skip
     cells = [f"{label} {row[key]:.4g}" for label, key in shown.items() if key in row]
@@ -184,9 +205,10 @@ def _cell(value: int | None, width: int) -> str:
     return f"{'' if value is None else value:>{width}}"
 
 
-def _process(given: argparse.Namespace, clock: str) -> Iterator[Row]:
+def _process(given: argparse.Namespace, clock: str, layout: str) -> Iterator[Row]:
     """The lines of one measuring process; its end is a row with "failure" when it was not a good one"""
-    options = [f"--{name}={getattr(given, name)}" for name in SETTINGS if getattr(given, name) is not None]
+    values = {name: getattr(given, name) for name in SETTINGS} | {"expert_layout": layout}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
     options += [f"--dump={given.dump}"] if given.dump else []
     command = [sys.executable, "-m", MODULE, f"--clock={clock}", *options]
     seen = 0
@@ -220,6 +242,15 @@ def _peers(path: Path | None) -> list[Row]:
         return [{name: peer[name] for name in (*KEY[:3], "peer", "time_ms")} for peer in peers]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--peers {path} cannot be used: {error!r}; see --help for its form") from None
+
+
+def _rank_rows(path: Path | None) -> list[Row]:
+    if path is None:
+        return []
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["rows"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--rank {path} is no results file of bench step: {error!r}") from None
 
 
 if __name__ == "__main__":

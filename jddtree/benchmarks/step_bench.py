@@ -1,4 +1,4 @@
-"""One rank on one device: its weights and caches, the compiled stages, and calls of them that can be repeated.
+"""One rank on one device, or all on a mesh: weights and caches, the compiled stages, calls that can be repeated.
 
 Stages that take the state over (commit, round, prefill) get the caches from here and bring them back, so that there is
 one set of caches whatever was compiled.
@@ -9,19 +9,19 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jddtree.benchmarks import step_programs as programs
 from jddtree.benchmarks import step_routing
 from jddtree.benchmarks.step_copies import weight_copies
-from jddtree.benchmarks.step_parameters import random_array, random_weights
+from jddtree.benchmarks.step_parameters import Kind, random_array, random_weights
 from jddtree.benchmarks.step_programs import Compiled, Shapes
 from jddtree.benchmarks.step_settings import ROOM, Settings
-from jddtree.decoding.engine import Engine
+from jddtree.decoding.engine import STATE_SPECS, Engine
 from jddtree.decoding.state import State
 from jddtree.decoding.tree import Tree
 from jddtree.models.parameters import Tree as Weights
+from jddtree.parallel.mesh import make_mesh
 
 Call = Callable[[], Any]
 Key = tuple[str, int]  # stage and tokens
@@ -67,11 +67,17 @@ class Dispatches:
 
 
 class Bench:
-    """See the module. Making one makes the weights and compiles nothing else."""
+    """See the module. Making one makes the weights and compiles nothing else. Raises UserError when there are fewer
+    devices than the mesh needs.
+    """
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.weights = random_weights(settings.models, settings.world, settings.dtype, settings.seed)
+        self.mesh = None if settings.mesh is None else make_mesh(settings.mesh)
+        self.everywhere = programs.everywhere(self.mesh)
+        self.weights = random_weights(
+            settings.models, settings.world, settings.dtype, settings.seed, self.mesh, settings.expert_layout
+        )
         self.caches: dict[str, jax.Array] = {}
         self.compiled: dict[Key, Compiled | Exception] = {}
         self._copies: dict[Key, list[str]] = {}
@@ -95,7 +101,7 @@ class Bench:
         """
         shapes, compiled = self.shapes(tokens), self.ready(stage, tokens).call
         weights = self.rank_weights(tokens, routing)
-        limits = jax.device_put(programs.controls(shapes.program, tokens))
+        limits = jax.device_put(programs.controls(shapes.program, tokens), self.everywhere)
         length = context - shapes.rows
         state = partial(self.state, tokens, length)
         if stage == "verify":
@@ -105,23 +111,24 @@ class Bench:
         if stage == "build":
             return partial(compiled, weights, state(), limits, self._drafted(tokens))
         if stage == "walk":
-            return partial(compiled, self.tree(tokens), jnp.zeros((1, shapes.rows), jnp.int32))
+            choices = jax.device_put(np.zeros((1, shapes.rows), np.int32), self.everywhere)
+            return partial(compiled, self.tree(tokens), choices)
         if stage == "commit":
             rest = limits, *self._settled(tokens, weights)
             return lambda: self.keep(compiled(weights, state(), *rest))
         if stage == "prefill":
-            chunk = programs.full_chunk(tokens)
+            chunk = programs.full_chunk(tokens, self.mesh)
             return lambda: self.keep(compiled(weights, self.state(tokens, context - tokens), limits, chunk))
         return Dispatches(self, compiled, weights, tokens, length)
 
     def shapes(self, tokens: int) -> Shapes:
         """What is compiled for so many tokens."""
-        return Shapes(self.settings.models, tokens, self.settings.capacity, self.settings.kernels)
+        return Shapes(self.settings.models, tokens, self.settings.capacity, self.settings.kernels, self.mesh)
 
     def tree(self, tokens: int) -> Tree:
         """A random tree."""
-        shapes, vocab = self.shapes(tokens), self.settings.models.target.vocab_size // self.settings.world
-        return programs.random_tree(tokens, shapes.rows, shapes.program.block - 1, vocab, self.settings.seed)
+        shapes, depth = self.shapes(tokens), self.shapes(tokens).program.block - 1
+        return programs.random_tree(tokens, shapes.rows, depth, self._vocabulary(), self.settings.seed, self.mesh)
 
     def experts(self, tokens: int, routing: str) -> np.ndarray:
         """The experts of every MoE layer and row."""
@@ -129,13 +136,14 @@ class Bench:
 
     def rank_weights(self, tokens: int, routing: str) -> Weights:
         """The weights with the experts of so many rows; without the drafter for one token."""
-        weights = step_routing.with_experts(self.weights, self.experts(tokens, routing))
+        weights = step_routing.with_experts(self.weights, self.experts(tokens, routing), self.everywhere)
         return weights if tokens > 1 else {"target": weights["target"]}
 
     def weight_copies(self, stage: str, tokens: int) -> list[str]:
         """Copies of stacked weights in the optimised HLO of a compiled stage."""
         if (stage, tokens) not in self._copies:
-            shapes = [array.shape for array in jax.tree.leaves(self.weights) if array.ndim > 2]
+            arrays = [array for array in jax.tree.leaves(self.weights) if array.ndim > 2]
+            shapes = [array.sharding.shard_shape(array.shape) for array in arrays]
             text = programs.executable(self.ready(stage, tokens).call).as_text() or ""
             self._copies[stage, tokens] = weight_copies(text, shapes)
         return self._copies[stage, tokens]
@@ -146,8 +154,9 @@ class Bench:
         caches = self.caches
         if tokens == 1:
             none = np.zeros((1, 1, 1, 1, 1), self.settings.dtype)  # as `initial_state` has them
-            caches = caches | dict(zip(("keys", "values"), jax.device_put((none, none.copy())), strict=True))
-        return programs.running(caches, length)
+            pair = jax.device_put((none, none.copy()), self.everywhere)
+            caches = caches | dict(zip(("keys", "values"), pair, strict=True))
+        return programs.running(caches, length, self.mesh)
 
     def keep(self, state: State) -> jax.Array:
         """Take the caches of a state back."""
@@ -179,8 +188,13 @@ class Bench:
         shape = (1, program.block - 1, program.capacity.candidates)
         rng = np.random.default_rng(self.settings.seed)
         falling = -np.sort(-rng.normal(size=shape).astype(np.float32) - 5, axis=-1)
-        ids = rng.integers(0, program.target.vocab_size // self.settings.world, shape, dtype=np.int32)
-        return jax.device_put((falling, ids))
+        ids = rng.integers(0, self._vocabulary(), shape, dtype=np.int32)
+        return jax.device_put((falling, ids), self.everywhere)
+
+    def _vocabulary(self) -> int:
+        """Ids that the embedding here holds"""
+        vocabulary = self.settings.models.target.vocab_size
+        return vocabulary if self.mesh is not None else vocabulary // self.settings.world
 
     def _settled(self, tokens: int, weights: Weights) -> tuple[Any, jax.Array, jax.Array]:
         """What commit takes from verify and walk"""
@@ -195,8 +209,10 @@ class Bench:
         self.caches.clear()
         settings, drafter = self.settings, self.settings.models.drafter
         target, key = settings.models.target, jax.random.key(settings.seed)
-        heads = self.weights["drafter"]["layers"]["k"].shape[1] // drafter.head_dim
+        projection = self.weights["drafter"]["layers"]["k"]
+        heads = projection.sharding.shard_shape(projection.shape)[1] // drafter.head_dim
         latents = (target.num_hidden_layers, 1, settings.capacity, target.latent_size)
         keys = (drafter.num_hidden_layers, 1, settings.capacity, heads, drafter.head_dim)
         for name, shape in {"latents": latents, "keys": keys, "values": keys}.items():
-            self.caches[name] = random_array(key, shape, settings.dtype)
+            kind = Kind(shape, settings.dtype, "normal", getattr(STATE_SPECS, name))
+            self.caches[name] = random_array(key, kind, self.mesh)

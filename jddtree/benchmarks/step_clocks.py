@@ -1,7 +1,8 @@
 """Two ways to time a call: by the wall clock, back to back, and by its kernels; and the count of compilations.
 
 The wall clock is for a process that has not touched CUPTI and keeps command buffers on; CUPTI is for one without them
-(`timing.keep_kernels_apart`).
+(`timing.keep_kernels_apart`). On CPU devices every call is waited for, since collectives of calls that are queued there
+can wait for one another forever.
 """
 
 import math
@@ -55,7 +56,8 @@ def compilations() -> Iterator[list[str]]:
 
 def _run(call: Callable[[], Any], count: int) -> float:
     begun, last = time.perf_counter(), None
+    queues = jax.default_backend() != "cpu"
     for _ in range(count):
-        last = call()
+        last = call() if queues else jax.block_until_ready(call())
     jax.block_until_ready(last)
     return time.perf_counter() - begun

@@ -3,8 +3,9 @@
 `wall` rows hold time_ms, floor_ms, ratio, experts (distinct ones of a layer), compile_seconds, memory_gb (beside
 arguments) and device_gb (in use), weight_copies (`step_copies`), attention_floor_ms for verify, and for rounds busy_ms
 (of one, when the next dispatch is started before the last one ends) and host_percent, what waiting for the host adds;
-`kernels` rows hold kernel_ms, launches, kernels (component to microseconds) and largest. Both hold stage, tokens,
-context and routing, by which they are joined. What fails is a row with "failure", and does not end the run.
+`kernels` rows hold kernel_ms, launches, kernels (component to microseconds) and largest, and on a mesh, where verify
+alone is profiled, what `step_mesh` adds. Both hold stage, tokens, context and routing, by which they are joined. What
+fails is a row with "failure", and does not end the run.
 """
 
 import json
@@ -17,7 +18,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jddtree.benchmarks import kernels_ceilings, step_components, step_floor, step_programs, step_routing, timing
+from jddtree.benchmarks import (
+    kernels_ceilings,
+    step_components,
+    step_floor,
+    step_mesh,
+    step_programs,
+    step_routing,
+    timing,
+)
 from jddtree.benchmarks.kernels_rows import attempt
 from jddtree.benchmarks.results import Row
 from jddtree.benchmarks.roofline import Ceilings
@@ -74,11 +83,18 @@ def measure(
     say(f"{len(bench.compiled)} programs compiled, {_memory()}")
     run = partial(_wall, bench, ceilings) if clock == "wall" else partial(_kernels, bench, dump)
     for case in cases(settings):
-        if clock == "kernels" and case.stage == "round" and case.context > min(settings.contexts):
-            continue  # its stages are timed apart; millions of kernels take minutes
+        if clock == "kernels" and not _profiled(settings, case):
+            continue
         yield from attempted(case, run, say)
     if clock == "wall":
         yield from _checks(bench, say)
+
+
+def _profiled(settings: Settings, case: Case) -> bool:
+    """Stages of rounds are timed apart, since millions of kernels take minutes; over a mesh verify alone is compared"""
+    if settings.mesh is not None:
+        return case.stage == "verify"
+    return case.stage != "round" or case.context == min(settings.contexts)
 
 
 def attempted(case: Case, run: Callable[[Case], Row], say: Callable[[str], None]) -> list[Row]:
@@ -151,6 +167,8 @@ def _wall(bench: Bench, ceilings: Ceilings | None, case: Case) -> Row:
 
 
 def _kernels(bench: Bench, dump: Path | None, case: Case) -> Row:
+    if bench.mesh is not None:
+        return step_mesh.kernels(bench, *case[1:])
     call = bench.call(*case)
     if isinstance(call, Dispatches):
         call.again = True
@@ -225,7 +243,11 @@ def _experts(settings: Settings, case: Case) -> np.ndarray:
 
 
 def _bytes(settings: Settings, case: Case) -> dict[str, int]:
-    touched = step_routing.touched(_experts(settings, case), case.tokens)
+    chosen, experts = _experts(settings, case), settings.models.target.n_routed_experts
+    touched = step_routing.touched(chosen, case.tokens)
+    if settings.expert_layout == "expert":  # the same bytes as so many slices
+        busiest = step_routing.touched_of_busiest(chosen, case.tokens, experts, settings.world)
+        touched = settings.world * busiest
     found = step_floor.stage_bytes(settings.models, settings.world, settings.dtype, touched, case.context)
     return dict(step_floor.with_round(found, case.tokens > 1)[case.stage])
 

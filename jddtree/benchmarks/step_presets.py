@@ -41,10 +41,11 @@ class Models(NamedTuple):
     drafter: DrafterConfig
 
 
-def models(preset: str, layers: int | None = None) -> Models:
-    """The models of a preset; layers: use only so many of the target's layers, and fewer taps where they do not fit.
+def models(preset: str, layers: int | None = None, experts: int | None = None) -> Models:
+    """The models of a preset; layers: use only so many of the target's layers, and fewer taps where they do not fit;
+    experts: use only so many routed experts a layer.
 
-    Raises UserError for an unknown preset and a number of layers that it does not have.
+    Raises UserError for an unknown preset and for numbers of layers and experts that it does not have.
     """
     if preset not in MASK:
         raise UserError(f"--preset is {preset!r}, but must be one of {', '.join(MASK)}")
@@ -53,6 +54,10 @@ def models(preset: str, layers: int | None = None) -> Models:
     if layers is not None and not 3 <= layers <= whole:
         raise UserError(f"--layers is {layers}, but must be 3 to the {whole} of {preset}")
     text["num_hidden_layers"] = count = layers or whole
+    if experts is not None and not text["num_experts_per_tok"] <= experts <= text["n_routed_experts"]:
+        most = f"{text['num_experts_per_tok']} to the {text['n_routed_experts']} of {preset}"
+        raise UserError(f"--experts is {experts}, but must be {most}")
+    text["n_routed_experts"] = experts or text["n_routed_experts"]
     target = _read("target", lambda values: values["text_config"].update(text), target_config)
     drafter = dict(K26_DRAFTER if preset == "kimi-k2.6" else TINY_DRAFTER)
     drafter |= {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "num_target_layers": count}

@@ -1,6 +1,7 @@
 """The compiled stages of `bench step`: those of `jddtree.decoding.rounds`, and the whole engine, for a number of rows.
 
-One set of programs serves every context, which is data. Compiling is done by `compile_all`, in parallel.
+One set of programs serves every context, which is data. Compiling is done by `compile_all`, in parallel. On a mesh the
+arrays that are made here are on every device.
 """
 
 import time
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jddtree.benchmarks.step_presets import Models
 from jddtree.benchmarks.step_routing import ForcedTarget
@@ -26,6 +29,7 @@ from jddtree.decoding.walk import walk
 from jddtree.evaluation import stages
 from jddtree.evaluation.stages import Verified
 from jddtree.models.parameters import Tree as Weights
+from jddtree.parallel.mesh import AXIS
 from pallas_kernels.versions import compiler_options
 
 STAGES = ("verify", "draft", "build", "walk", "commit", "round", "prefill")
@@ -44,12 +48,13 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class Shapes:
-    """What is compiled for one number of tokens; context: tokens that the caches hold."""
+    """What is compiled for one number of tokens; context: tokens that the caches hold; mesh: None is one device."""
 
     models: Models
     tokens: int
     context: int
     kernels: str | None = None
+    mesh: Mesh | None = None
 
     @property
     def rows(self) -> int:
@@ -64,7 +69,8 @@ class Shapes:
         drafter = None if self.tokens == 1 else self.models.drafter
         rows = self.rows if self.rows <= WIDEST_TREE else self.models.drafter.block_size
         capacity = Capacity(1, rows, max(rows - 1, 1), self.context, ROUNDS, self.rows)
-        return Program(self.models.target, drafter, capacity, self.kernels, None, ForcedTarget)
+        axis = None if self.mesh is None else AXIS
+        return Program(self.models.target, drafter, capacity, self.kernels, axis, ForcedTarget)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -82,7 +88,12 @@ def controls(program: Program, tokens: int) -> Controls:
     return controls_of(program, [request(tokens, tokens > 1)])
 
 
-def random_tree(tokens: int, rows: int, depth: int, vocab: int, seed: int) -> Tree:
+def everywhere(mesh: Mesh | None) -> NamedSharding | None:
+    """Where a small array goes: to every device of a mesh; None is the default device."""
+    return None if mesh is None else NamedSharding(mesh, P())
+
+
+def random_tree(tokens: int, rows: int, depth: int, vocab: int, seed: int, mesh: Mesh | None = None) -> Tree:
     """A tree of `tokens` valid rows, each a child of a random earlier one, at most `depth` below the root."""
     rng = np.random.default_rng([seed, tokens])
     parents, depths = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
@@ -93,18 +104,20 @@ def random_tree(tokens: int, rows: int, depth: int, vocab: int, seed: int) -> Tr
     ids = np.where(valid, rng.integers(0, vocab, (1, rows)), 0).astype(np.int32)
     words = ancestor_words(jnp.asarray(parents[None]), jnp.asarray(valid), depth)
     scores = np.zeros((1, rows), np.float32)
-    return Tree(*jax.device_put((ids, parents[None], depths[None], valid, scores, words)))
+    return Tree(*jax.device_put((ids, parents[None], depths[None], valid, scores, words), everywhere(mesh)))
 
 
-def full_chunk(tokens: int) -> Chunk:
+def full_chunk(tokens: int, mesh: Mesh | None = None) -> Chunk:
     """A chunk of prompt that is not the last one."""
-    return Chunk(*jax.device_put((np.zeros((1, tokens), np.int32), np.array([tokens], np.int32), np.zeros(1, bool))))
+    made = np.zeros((1, tokens), np.int32), np.array([tokens], np.int32), np.zeros(1, bool)
+    return Chunk(*jax.device_put(made, everywhere(mesh)))
 
 
-def running(caches: Mapping[str, jax.Array], length: int) -> State:
+def running(caches: Mapping[str, jax.Array], length: int, mesh: Mesh | None = None) -> State:
     """A state of one sequence that has `length` committed tokens and runs; caches: latents, keys and values."""
-    number = lambda value: jax.device_put(np.array([value], np.int32))
-    pace = Pace(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(0))
+    put = lambda value: jax.device_put(value, everywhere(mesh))
+    number = lambda value: put(np.array([value], np.int32))
+    pace = Pace(*put((np.float32(0), np.float32(0), np.int32(0), np.int32(0))))
     return State(**caches, root=number(0), length=number(length), emitted=number(0), finish=number(RUNNING), pace=pace)
 
 
@@ -143,36 +156,50 @@ def _as_long_as(before: State, after: State) -> State:
     return after._replace(**kept)
 
 
+def over_ranks(function: Callable[..., Any], mesh: Mesh | None, arguments: Sequence[Any], result: Any) -> Callable:
+    """The function on every rank of a mesh, itself without one; arguments come split as they are.
+
+    result: arrays split as what the function returns, None where that is the same on every rank.
+    """
+    if mesh is None:
+        return function
+
+    def spec(array: Any) -> P:
+        sharding = getattr(array, "sharding", None)
+        return sharding.spec if isinstance(sharding, NamedSharding) else P()
+
+    ins, out = jax.tree.map(spec, tuple(arguments)), P() if result is None else jax.tree.map(spec, result)
+    return jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=out, check_vma=False)
+
+
 def compile_stage(shapes: Shapes, name: str, weights: Weights, state: State) -> Compiled:
     """Compile a stage for these shapes; state: one of theirs. commit and prefill take their state over."""
-    made = functions(shapes.program)
+    made, mesh = functions(shapes.program), shapes.mesh
+    split = lambda name, arguments: over_ranks(made[name], mesh, arguments, state if name in DONATING else None)
+    result_of = lambda name, arguments: jax.eval_shape(split(name, arguments), *arguments)
     limits = controls(shapes.program, shapes.tokens)
-    arguments: Sequence[Any] = weights, state
+    arguments: Sequence[Any] = weights, state, limits
     if name == "build":
-        arguments = *arguments, limits, jax.eval_shape(made["draft"], weights, state, limits)
+        arguments = *arguments, result_of("draft", arguments)
     elif name == "prefill":
-        arguments = *arguments, limits, full_chunk(shapes.tokens)
-    elif name == "draft":
-        arguments = *arguments, limits
-    else:
-        tree = random_tree(shapes.tokens, shapes.rows, shapes.program.block - 1, 2, 0)
-        arguments = *arguments, limits, tree
+        arguments = *arguments, full_chunk(shapes.tokens, mesh)
+    elif name != "draft":
+        tree = random_tree(shapes.tokens, shapes.rows, shapes.program.block - 1, 2, 0, mesh)
+        arguments = *arguments, tree
         if name != "verify":
-            verified = jax.eval_shape(made["verify"], *arguments)
+            verified = result_of("verify", arguments)
             found = tree, verified.choices
-            arguments = found if name == "walk" else (*arguments[:3], verified, *jax.eval_shape(made["walk"], *found))
+            arguments = found if name == "walk" else (*arguments[:3], verified, *result_of("walk", found))
     begun = time.perf_counter()
-    donated = 1 if name in DONATING else ()
-    compiled = (
-        jax.jit(made[name], donate_argnums=donated).lower(*arguments).compile(compiler_options=compiler_options())
-    )
+    call = jax.jit(split(name, arguments), donate_argnums=1 if name in DONATING else ())
+    compiled = call.lower(*arguments).compile(compiler_options=compiler_options())
     return Compiled(compiled, time.perf_counter() - begun)
 
 
 def compile_engine(shapes: Shapes, weights: Weights, dtype: jnp.dtype) -> Compiled:
     """The whole engine for these shapes."""
     own = weights if shapes.program.drafter else {"target": weights["target"]}
-    engine = Engine(shapes.program, own, dtype)
+    engine = Engine(shapes.program, own, dtype, shapes.mesh)
     return Compiled(engine, engine.compile_seconds)
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from jddtree.benchmarks import kernels_routing, step_trace
 from jddtree.benchmarks.kernels_routing import Routing
@@ -71,9 +72,20 @@ def touched(chosen: np.ndarray, tokens: int) -> float:
     return float(np.mean([kernels_routing.touched(layer[:tokens]) for layer in chosen]))
 
 
-def with_experts(weights: Tree, chosen: np.ndarray) -> Tree:
-    """The weights of a rank with the experts that its rows shall use; arrays are shared."""
+def touched_of_busiest(chosen: np.ndarray, tokens: int, experts: int, ranks: int) -> float:
+    """Distinct experts of the rank that has most of them, where each of `ranks` holds as many of a layer's `experts`
+    as the others; a mean over layers.
+    """
+    held = experts // ranks
+    most = [np.bincount(np.unique(layer[:tokens]) // held, minlength=ranks).max() for layer in chosen]
+    return float(np.mean(most))
+
+
+def with_experts(weights: Tree, chosen: np.ndarray, sharding: NamedSharding | None = None) -> Tree:
+    """The weights with the experts that rows shall use, the same on every rank of a mesh, to whose devices `sharding`
+    puts them; arrays are shared.
+    """
     target = weights["target"]
     dense = len(target.get("dense", {}).get("q_a", ()))
     chosen = np.pad(chosen, ((dense, 0), (0, 0), (0, 0)))
-    return weights | {"target": target | {"moe": target["moe"] | {LEAF: jax.device_put(chosen)}}}
+    return weights | {"target": target | {"moe": target["moe"] | {LEAF: jax.device_put(chosen, sharding)}}}

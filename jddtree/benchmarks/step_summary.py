@@ -6,6 +6,7 @@ from typing import Any
 Row = dict[str, Any]
 BESIDE = ("draft", "build", "walk", "commit")
 FIXED = ("build", "walk", "commit")  # measured at one context, as their time does not depend on it
+SIZE = ("tokens", "context", "routing", "mesh", "expert_layout")
 
 
 def summaries(rows: Sequence[Row]) -> list[Row]:
@@ -23,8 +24,28 @@ def summaries(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
+def beside(rows: Sequence[Row], alone: Sequence[Row]) -> list[Row]:
+    """What completes the timed rows of a mesh; alone: rows of one of its ranks without collectives, in slices of
+    experts.
+
+    Of the "tensor" layout: rank_ms, the time of the rank alone, sums_ms, what the mesh takes beyond it, and
+    sums_percent of its time. Of the "expert" layout: tensor_ms, the time of the other one.
+    """
+    found, timed, ranks = [], *([row for row in some if "time_ms" in row] for some in (rows, alone))
+    for row in timed:
+        named = {name: row[name] for name in ("stage", *SIZE)}
+        if row["expert_layout"] != "tensor":
+            tensor = _same(timed, row["stage"], row | {"expert_layout": "tensor"})
+            found += [named | {"tensor_ms": tensor["time_ms"]}] if tensor else []
+        elif rank := _same(ranks, row["stage"], row | {"expert_layout": None}):
+            sums = row["time_ms"] - rank["time_ms"]
+            percent = 100 * sums / row["time_ms"]
+            found.append(named | {"rank_ms": rank["time_ms"], "sums_ms": sums, "sums_percent": percent})
+    return found
+
+
 def _summary(rows: Sequence[Row], whole: Row, verify: float) -> Row:
-    made = {"stage": "summary"} | {name: whole[name] for name in ("tokens", "context", "routing")}
+    made = {"stage": "summary"} | {name: whole[name] for name in SIZE if name in whole}
     made |= {"beside_verify_ms": whole["time_ms"] - verify}
     made |= {"beside_verify_percent": 100 * made["beside_verify_ms"] / whole["time_ms"]}
     beside = [_same(rows, stage, whole) for stage in BESIDE]
@@ -35,10 +56,11 @@ def _summary(rows: Sequence[Row], whole: Row, verify: float) -> Row:
 
 
 def _same(rows: Sequence[Row], stage: str, whole: Row) -> Row:
-    """The row of a stage for the sizes of a round; routing matters to verify alone"""
+    """The row of a stage for the sizes and layout of another one; routing matters to stages with experts alone"""
     for row in rows:
         same = row["stage"] == stage and row["tokens"] == whole["tokens"]
+        same = same and row.get("expert_layout") == whole.get("expert_layout")
         if same and (stage in FIXED or row["context"] == whole["context"]):
-            if stage != "verify" or row["routing"] == whole["routing"]:
+            if stage not in ("verify", "round") or row["routing"] == whole["routing"]:
                 return row
     return {}

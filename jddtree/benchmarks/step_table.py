@@ -25,6 +25,13 @@ MESHES = {
     "cards": ("cards", 16, ""), "tokens": ("tokens", 6, "d"), "floor_ms": ("floor ms", 8, ".2f"),
     "sums_ms": ("sums ms", 7, ".2f"), "least_ms": ("pass ms, least", 14, ".1f"), "most_ms": ("most", 5, ".1f"),
 }  # fmt: skip
+SPLIT = {
+    "stage": ("stage", 7, ""), "tokens": ("tokens", 6, "d"), "context": ("context", 7, "d"),
+    "expert_layout": ("experts as", 10, ""), "time_ms": ("ms", 7, ".2f"), "floor_ms": ("floor ms", 8, ".2f"),
+    "ratio": ("ratio", 5, ".2f"), "rank_ms": ("rank alone ms", 13, ".2f"), "sums_percent": ("beyond it %", 11, ".1f"),
+    "kernel_ms": ("kernels ms", 10, ".2f"), "mesh_only_percent": ("mesh only %", 11, ".1f"),
+    "host_percent": ("host %", 6, ".1f"),
+}  # fmt: skip
 
 
 def stages(rows: list[Row]) -> str:
@@ -34,6 +41,11 @@ def stages(rows: list[Row]) -> str:
         {key: value for key, value in row.items() if row["stage"] != "round" or key != "kernel_ms"} for row in timed
     ]
     return "\n".join([head(STAGES), *(line(row, STAGES) for row in shown)])
+
+
+def split(rows: list[Row]) -> str:
+    """What was timed on a mesh, beside one of its ranks alone."""
+    return "\n".join([head(SPLIT), *(line(row, SPLIT) for row in rows if "time_ms" in row)])
 
 
 def parts(rows: list[Row], tokens: int, context: int) -> str:

@@ -100,7 +100,7 @@ Kernels = Annotated[
     Literal["auto", "xla", "pallas"], typer.Option(help="Kernels; auto is pallas on a GPU and xla elsewhere.")
 ]
 Preset = Annotated[Literal["kimi-k2.6", "tiny"], typer.Option(help="Which model, with random weights.")]
-World = Annotated[int, typer.Option(help="Ranks that share the model; one of them runs.")]
+World = Annotated[int, typer.Option(help="Ranks that share the model; one of them runs, or all with --mesh.")]
 ExpertRouting = Annotated[str, typer.Option(help="How rows choose experts: uniform, zipf, trace; several with commas.")]
 Layers = Annotated[int | None, typer.Option(help="Only so many of the target's layers.")]
 Profile = Annotated[bool, typer.Option("--profile/--no-profile", help="Also time each kernel, by CUPTI.")]
@@ -375,6 +375,12 @@ def bench_step(
         str | None, typer.Option(help="verify,draft,build,walk,commit,round,prefill,repeat,sweep.", show_default="all")
     ] = None,
     layers: Layers = None,
+    experts: Annotated[int | None, typer.Option(help="Only so many routed experts a layer.")] = None,
+    mesh: Annotated[int | None, typer.Option(help="Run all ranks on so many devices of this host.")] = None,
+    expert_layout: Annotated[str, typer.Option(help="On a mesh: tensor, expert, or both with a comma.")] = "tensor",
+    rank: Annotated[
+        Path | None, typer.Option(help="Results file of one of these ranks alone, to compare a mesh with.")
+    ] = None,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute type.")] = "bfloat16",
     kernels: Kernels = "auto",
     seed: Annotated[int, typer.Option(help="Seed of all random data.")] = 0,
@@ -424,6 +430,7 @@ def bench_decode(
     budget: Annotated[int, typer.Option(help="Nodes a round may use.")] = 32,
     max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 200,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute type.")] = "bfloat16",
+    mesh: Annotated[int | None, typer.Option(help="Split over so many devices, compared with one.")] = None,
     output: Output = None,
 ) -> int:
     """See the help of the command."""
@@ -443,12 +450,13 @@ def bench_mesh(
         ),
     ] = None,
     mesh: Mesh = None,
+    parts: Annotated[str | None, typer.Option(help="sum,low_rank,tokens,step,kernels; default all.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
 ) -> None:
     """See the help of the command."""
     from jddtree.benchmarks.mesh import run
 
-    run(preset, mesh, output)
+    run(preset, mesh, parts, output)
 
 
 @bench.command("speculation", help="What the trees are worth: acceptance, ranks, calibration, experts, budgets, times.")
