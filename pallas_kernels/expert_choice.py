@@ -69,7 +69,7 @@ def _expert_choice_pallas(
         warps=1,
         stages=1,
         interpret=interpreted(),
-        early=1 < rows <= MOST_ROWS,  # the work list of others is not made by a kernel of ours
+        early=rows <= MOST_ROWS,  # the work list of more rows is not made by a kernel of ours
     )
     return call(parts, bias, place.layer.reshape(1))
 

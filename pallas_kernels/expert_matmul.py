@@ -71,9 +71,11 @@ def expert_rows(
     num_experts: int,
     implementation: str | None = None,
     interpret: bool | None = None,
+    early: bool = False,
 ) -> RoutedRows | jax.Array:
     """As expert_mlp, but what the kernels make is not yet added up: a row in x.dtype for each choice, for what reads
-    it next to add. The plain twin returns the sum [T, H] in `wide.sum_dtype`."""
+    it next to add. The plain twin returns the sum [T, H] in `wide.sum_dtype`. early: only kernels of this package read
+    the rows (`early_launch`)."""
     _check(x, ids, weights, valid, experts, num_experts)
     operands = (x, ids, weights, valid, experts)
     launch = expert_launch(x.shape[0], experts.hidden, experts.intermediate)
@@ -83,7 +85,12 @@ def expert_rows(
         return expert_mlp_xla(*operands, _number(first_expert, num_experts), num_experts=num_experts)
     if implementation == "pallas":
         interpret = not on_gpu if interpret is None else interpret
-        settings: dict[str, Any] = {"num_experts": num_experts, "launch": launch, "interpret": interpret}
+        settings: dict[str, Any] = {
+            "num_experts": num_experts,
+            "launch": launch,
+            "interpret": interpret,
+            "early": early,
+        }
         return expert_rows_triton(*operands, first_expert, **settings)
     if implementation == "mosaic":
         return _mosaic()(*operands, _number(first_expert, num_experts), num_experts=num_experts, launch=launch)

@@ -1,5 +1,5 @@
-"""The work list of expert_matmul_plan.py for few rows, in two small kernels instead of XLA's several.
-
+"""The work list of expert_matmul_plan.py for few rows, in two small kernels instead of XLA's several. A single row's
+choices share no expert, so its list is one kernel, a tile for each pair. For more rows:
 1  every pair (token, choice) finds its rank among the pairs of its expert, how many these are, and the pair that leads
    its tile: the expert's first, or every eighth one after it
 2  tiles are numbered by counting leaders of smaller experts and earlier ones of the same; every pair writes its own
@@ -28,6 +28,8 @@ def pallas_work_list(ids: jax.Array, valid: jax.Array, plan: Plan, interpret: bo
 
     A choice counts when its row is valid and its id is one of the plan's experts.
     """
+    if plan.tokens == 1:
+        return _single_list(ids, valid, plan, interpret)
     programs = (-(-plan.pairs // PAIRS),)
     of_pairs = jax.ShapeDtypeStruct((plan.pairs,), jnp.int32)
     settings: dict[str, Any] = {"grid": programs, "warps": 4, "stages": 1, "interpret": interpret, "early": True}
@@ -40,6 +42,34 @@ def pallas_work_list(ids: jax.Array, valid: jax.Array, plan: Plan, interpret: bo
     )
     entry, counts = write(ids.reshape(-1), *ranks)
     return entry, counts.reshape(ids.shape)
+
+
+def _single_list(ids: jax.Array, valid: jax.Array, plan: Plan, interpret: bool) -> tuple[jax.Array, jax.Array]:
+    struct = jax.ShapeDtypeStruct
+    call = triton_call(
+        functools.partial(_single, plan=plan),
+        name="expert_work_list",
+        grid=(1,),
+        out=(struct((plan.tiles * plan.tile,), jnp.int32), struct((plan.pairs,), jnp.int32)),
+        warps=1,
+        stages=1,
+        interpret=interpret,
+        early=True,
+    )
+    entries, counts = call(ids.reshape(-1), valid)
+    return entries, counts.reshape(ids.shape)
+
+
+def _single(ids_ref: Any, valid_ref: Any, entry_ref: Any, counts_ref: Any, *, plan: Plan, interpret: bool) -> None:
+    pair, column = jnp.arange(padded_size(plan.pairs), dtype=jnp.int32), jnp.arange(plan.tile, dtype=jnp.int32)
+    inside = pair < plan.pairs
+    expert = plt.load(ids_ref.at[pair], mask=inside, other=-1)
+    counted = (valid_ref[0] != 0) & (expert >= 0) & (expert < plan.num_experts)
+    entry = jnp.where(counted, expert << plan.pair_bits | pair, -1)
+    entries = jnp.where((column == 0)[None, :], entry[:, None], -1)
+    held = jnp.broadcast_to(inside[:, None], entries.shape)
+    plt.store(entry_ref.at[pair[:, None] * plan.tile + column[None, :]], entries, mask=held)
+    plt.store(counts_ref.at[pair], counted.astype(jnp.int32), mask=inside)
 
 
 def _rank(

@@ -63,9 +63,6 @@ def work_list(ids: jax.Array, routed: jax.Array, plan: Plan) -> jax.Array:
     expert = jnp.where(routed, ids, plan.num_experts).reshape(plan.pairs)
     pair = jnp.arange(plan.pairs, dtype=jnp.int32)
     entry = jnp.where(routed.reshape(plan.pairs), expert << plan.pair_bits | pair, -1)
-    if plan.tokens == 1:  # one token's choices share no expert
-        alone = jnp.arange(plan.tile)[None, :] == 0
-        return jnp.where(alone, entry[:, None], -1).reshape(-1)
     entries = jnp.full(plan.tiles * plan.tile, -1, jnp.int32)
     return entries.at[_places(expert, plan)].set(entry, mode="drop", unique_indices=True)
 

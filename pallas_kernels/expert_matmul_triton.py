@@ -25,7 +25,7 @@ from pallas_kernels.residual_norm import RoutedRows
 from pallas_kernels.selection import Place
 from pallas_kernels.versions import triton_call
 
-LISTED_ROWS = 128  # up to which two kernels make the work list faster than XLA
+LISTED_ROWS = 128  # up to which kernels make the work list faster than XLA
 RESIDENT_GROUPS = 8  # scale groups of h that one warp can hold in registers: 256 intermediate columns
 
 
@@ -40,13 +40,14 @@ def expert_rows_triton(
     num_experts: int,
     launch: ExpertLaunch,
     interpret: bool,
+    early: bool = False,
 ) -> RoutedRows:
     """As expert_matmul.expert_rows."""
     plan = make_plan(ids.shape[0], ids.shape[1], num_experts, launch.tile)
     if isinstance(first_expert, Place):
         plan = plan._replace(stride=num_experts, offset=first_expert.first)
         first_expert = first_expert.layer
-    if 1 < plan.tokens <= LISTED_ROWS:
+    if plan.tokens <= LISTED_ROWS:
         entries, counts = pallas_work_list(ids, valid.astype(jnp.int32), plan, interpret)
     else:
         routed = valid.astype(jnp.bool_)[:, None] & (ids >= 0) & (ids < num_experts)
@@ -54,7 +55,7 @@ def expert_rows_triton(
     first = first_expert.reshape(1)
     partial = gate_up(x, experts, entries, first, plan, launch, interpret)
     h = gated_activation(partial, x.dtype)
-    rows = down(h, weights.reshape(-1), experts, entries, first, plan, launch, interpret)
+    rows = down(h, weights.reshape(-1), experts, entries, first, plan, launch, interpret, early)
     return RoutedRows(rows.reshape(*ids.shape, x.shape[1]), counts)
 
 
@@ -77,7 +78,7 @@ def gate_up(
         warps=launch.warps,
         stages=launch.stages,
         interpret=interpret,
-        early=plan.tokens <= LISTED_ROWS,
+        early=True,
     )
     return call(x, experts.gate_up, experts.gate_up_scale, entries, first)
 
@@ -91,6 +92,7 @@ def down(
     plan: Plan,
     launch: ExpertLaunch,
     interpret: bool,
+    early: bool = False,
 ) -> jax.Array:
     """[T * k, H] in h.dtype, each row times its routing weight."""
     row_tiles, groups = experts.down.shape[1:3]
@@ -105,6 +107,6 @@ def down(
         warps=launch.warps,
         stages=launch.stages,
         interpret=interpret,
-        early=plan.tokens <= LISTED_ROWS,
+        early=early,
     )
     return call(h, weights, experts.down, experts.down_scale, entries, first)

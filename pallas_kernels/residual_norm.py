@@ -53,10 +53,11 @@ def residual_norm(
     eps: float,
     implementation: str | None = None,
     taps: Taps | None = None,
+    early: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Add, norm and keep as the module says."""
+    """Add, norm and keep as the module says. early: only kernels of this package read the results (`early_launch`)."""
     if layer_kernels(implementation, x.dtype, x.shape[0], None) == "pallas":
-        return _residual_norm_pallas(x, addends, routed, norms, place, eps, taps)
+        return _residual_norm_pallas(x, addends, routed, norms, place, eps, taps, early)
     if addends or routed is not None:
         x = _rounded(x + block_sum(addends, routed, x.dtype))
     kept = None if taps is None else lax.dynamic_update_index_in_dim(taps.buffer, x, taps.slots[place.layer], 0)
@@ -93,6 +94,7 @@ def _residual_norm_pallas(
     place: Place,
     eps: float,
     taps: Taps | None,
+    early: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     rows, width = x.shape
     out = jax.ShapeDtypeStruct((rows, width), x.dtype)
@@ -112,7 +114,7 @@ def _residual_norm_pallas(
         warps=16 if width >= 4096 else 4,
         stages=1,
         interpret=interpreted(),
-        early=rows <= MOST_ROWS,
+        early=early and rows <= MOST_ROWS,
     )
     made = call(*operands)
     return made if tapped else (*made, None)

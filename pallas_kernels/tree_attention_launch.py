@@ -6,6 +6,8 @@ Only sm_90 was tuned, on an H200, for the sizes of K2.6 (512 latent values, 64 r
   * Triton: 64 rows by 32 keys spill a little but reuse the keys most; up to 16 rows the small tile reads no more and
     leaves two programs a multiprocessor. sm_120 has 99 KB of shared memory, which 32 by 32 keys in two stages fit;
   * merge: about 4,096 partial values a program; it is bound by latency when there are few programs;
+  * `min_blocks`: up to 136 rows the partial results of many splits cost more than two more blocks in each (16 rows of 8
+    heads at 4k: 16.2 us, against 17.5 with 1); at 32k and beyond every split has more blocks than that anyway;
   * `ahead`: measured slower for every value above 0 (33 rows at 131k: 161 us, against 173 to 204 for 2 to 8), so the
     score warpgroup is not what a block waits for.
 """
@@ -58,12 +60,13 @@ ROW_MAJOR = MergeLaunch(rows=4, columns=64, splits=16)
 
 
 def _table(multiprocessors: int, small: TritonLaunch, large: TritonLaunch) -> tuple[AttentionLaunch, ...]:
-    def entry(rows: int, triton: TritonLaunch, merge: MergeLaunch) -> AttentionLaunch:
-        return AttentionLaunch(rows, triton, merge, FEW_ROWS if rows <= 16 else ROW_MAJOR, multiprocessors)
+    def entry(rows: int, triton: TritonLaunch, merge: MergeLaunch, min_blocks: int = 1) -> AttentionLaunch:
+        triton_merge = FEW_ROWS if rows <= 16 else ROW_MAJOR
+        return AttentionLaunch(rows, triton, merge, triton_merge, multiprocessors, min_blocks)
 
     return (
         entry(16, small, MergeLaunch(rows=8, columns=4, splits=32)),
-        entry(136, large, MergeLaunch(rows=32, columns=8, splits=16)),
+        entry(136, large, MergeLaunch(rows=32, columns=8, splits=16), min_blocks=3),
         entry(1 << 31, large, MergeLaunch(rows=64, columns=16, splits=4)),
     )
 

@@ -22,6 +22,7 @@ from pallas_kernels.launch import gpu_generation
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 EARLY_LAUNCH = ("sm_90", "sm_100", "sm_120")  # GPU generations that have programmatic dependent launch
+LOOPS_TOO = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
 TRITON_TARGET = "__gpu$xla.gpu.triton"
 MOSAIC_TARGET = "mosaic_gpu_v2"
 
@@ -83,11 +84,15 @@ def quiet_triton() -> Iterator[None]:
         yield
 
 
-def compiler_options() -> dict[str, str | bool]:
-    """Options for `jax.stages.Lowered.compile`."""
+def compiler_options(rows: int | None = None) -> dict[str, str | bool]:
+    """Options for `jax.stages.Lowered.compile`; rows: of a verify pass on one device, None on several."""
     if jax.default_backend() == "gpu":
         # Kernels of a CUDA graph that do not wait for one another overlap: 3 to 6 % of a step.
-        return {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+        options: dict[str, str | bool] = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+        if rows == 1 and JAX_VERSION >= (0, 11):
+            # One graph for all layers instead of one for each: 5 % of a pass of one row, slower for many.
+            options |= {"xla_gpu_enable_command_buffer": LOOPS_TOO, "xla_gpu_command_buffer_unroll_loops": True}
+        return options
     # On a CPU LLVM's higher levels compile a third longer and run no faster.
     return {"xla_backend_optimization_level": "1"}
 

@@ -135,7 +135,7 @@ def test_kernels_alone_are_profiled_without_command_buffers(command, monkeypatch
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])
     monkeypatch.setattr(mesh_kernels, "compile_steps", lambda case, rows, cache: {rows[0]: lambda *_: cache})
     code, lines, errors = command("--preset", "tiny", "--mesh", "2", "--parts", "kernels")
-    assert (code, errors) == (0, []) and "--xla_gpu_enable_command_buffer=" in os.environ["XLA_FLAGS"]
+    assert (code, errors) == (0, []) and "--xla_gpu_enable_command_buffer= " in os.environ["XLA_FLAGS"]
     rows = json.loads(lines[-1])["rows"]
     assert [row["devices"] for row in rows] == [1, 2] and all("GPU" in row["failure"] for row in rows)
 

@@ -192,7 +192,8 @@ def compile_stage(shapes: Shapes, name: str, weights: Weights, state: State) -> 
             arguments = found if name == "walk" else (*arguments[:3], verified, *result_of("walk", found))
     begun = time.perf_counter()
     call = jax.jit(split(name, arguments), donate_argnums=1 if name in DONATING else ())
-    compiled = call.lower(*arguments).compile(compiler_options=compiler_options())
+    rows = shapes.rows if mesh is None else None
+    compiled = call.lower(*arguments).compile(compiler_options=compiler_options(rows))
     return Compiled(compiled, time.perf_counter() - begun)
 
 

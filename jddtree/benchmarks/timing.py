@@ -26,8 +26,9 @@ class Timing(NamedTuple):
 
 
 def keep_kernels_apart() -> None:
-    """Switch command buffers off for this process."""
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer="
+    """Switch command buffers off for this process, and early launches, which would count waiting as a kernel's time."""
+    apart = "--xla_gpu_enable_command_buffer= --xla_gpu_enable_pdl=false"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {apart}"
 
 
 def measure(call: Callable[..., Any], argument_sets: Sequence[tuple[Any, ...]]) -> Timing:

@@ -78,8 +78,9 @@ class Engine:
             self._lower(rounds.run_rounds, state, controls),
             jax.jit(self._initial, out_shardings=None if self.mesh is None else self._shardings()).lower(),
         )
+        rows = None if self.mesh is not None else batch * self.program.capacity.rows
         with ThreadPoolExecutor(len(lowered)) as pool:
-            self._prefill, self._rounds, self._empty = pool.map(_compile, lowered)
+            self._prefill, self._rounds, self._empty = pool.map(_compile, lowered, (None, rows, None))
         self.compile_seconds = time.perf_counter() - begun
 
     @property
@@ -222,9 +223,9 @@ def _merged(fresh: np.ndarray, old: Controls, new: Controls) -> Controls:
     return merged._replace(economy=merged.economy._replace(costs=costs))
 
 
-def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+def _compile(lowered: jax.stages.Lowered, rows: int | None) -> jax.stages.Compiled:
     """Compile for exactly these shapes; calling with others raises instead of compiling again"""
-    return lowered.compile(compiler_options=compiler_options())
+    return lowered.compile(compiler_options=compiler_options(rows))
 
 
 def _where(fresh: np.ndarray, value: int, old: jax.Array) -> jax.Array:

@@ -113,10 +113,11 @@ class Drafter(nnx.Module):
     def layer(self, index: jax.Array, stream: Stream, context: Context) -> Stream:
         """One layer, `index` int32 []."""
         layers, place, kernels = self.layers, Place(index), self.kernels
+        early = self.axis is None  # ranks add up what they made by XLA, see `early_launch`
         out = self._attend(stream.normed, index, context)
-        parts, _ = meet([stack_matmul(out, [layers.o[...]], place, kernels)], None, self.axis)
+        parts, _ = meet([stack_matmul(out, [layers.o[...]], place, kernels, early)], None, self.axis)
         x, normed, _ = self._norm(stream.x, parts, layers.post_norm[...], place)
-        mlp = gated_mlp(normed, (layers.mlp_gate, layers.mlp_up, layers.mlp_down), place, kernels)
+        mlp = gated_mlp(normed, (layers.mlp_gate, layers.mlp_up, layers.mlp_down), place, kernels, early)
         parts, _ = meet([mlp], None, self.axis)
         return Stream(*self._norm(x, parts, self._norms(), Place(index, -1))[:2])
 

@@ -46,14 +46,14 @@ def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Arr
 
 
 def gated_mlp(
-    x: jax.Array, stacks: tuple[nnx.Param, nnx.Param, nnx.Param], place: Place, kernels: str | None
+    x: jax.Array, stacks: tuple[nnx.Param, nnx.Param, nnx.Param], place: Place, kernels: str | None, early: bool
 ) -> jax.Array:
     """down(silu(gate x) * up x) of the layer at `place`, no biases, as the partial sums of `stack_matmul`; a rank's
-    part where the width is split. x: [T, H]; stacks: gate, up and down, each [layers, out, in].
+    part where the width is split. x: [T, H]; stacks: gate, up and down, each [layers, out, in]; early: as there.
     """
     gate, up, down = (stack[...] for stack in stacks)
     inner = gated_activation(stack_matmul(x, [gate, up], place, kernels), x.dtype, kernels)
-    return stack_matmul(inner, [down], place, kernels)
+    return stack_matmul(inner, [down], place, kernels, early)
 
 
 def meet(

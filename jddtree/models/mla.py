@@ -54,9 +54,12 @@ def view_of(rows: Rows, config: TargetConfig, heads: int) -> View:
 class LatentAttention(Weights):
     """The attention half of all layers of one kind; parameters are stacks, named as in `models.parameters`."""
 
-    def __init__(self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None = None):
+    def __init__(
+        self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None = None, axis: str | None = None
+    ):
         super().__init__(arrays)
         self.config, self.kernels = config, kernels
+        self.early = axis is None  # ranks add up what they made by XLA, see `early_launch`
 
     def attend(
         self, x: jax.Array, view: View, latents: jax.Array, cache: jax.Array, place: Place
@@ -78,4 +81,4 @@ class LatentAttention(Weights):
             words=view.words,
         )  # fmt: skip
         values = head_values(out.reshape(x.shape[0], *out.shape[2:]), self.v_up[...], place, kernels)
-        return stack_matmul(values, [self.o[...]], place, kernels), latents
+        return stack_matmul(values, [self.o[...]], place, kernels, self.early), latents

@@ -1,5 +1,7 @@
 """The routed experts of all MoE layers: INT4, packed, and either slices of every expert or whole ones on a rank."""
 
+from typing import Any
+
 import jax
 from jax import lax
 
@@ -31,7 +33,9 @@ class Experts(Weights):
         held = experts.number // self.config.num_moe_layers
         if self.axis is not None and held < self.config.n_routed_experts:
             ids = ids - lax.axis_index(self.axis) * held
-        return expert_rows(x, ids, weights, valid, experts, place, num_experts=held, implementation=self.kernels)
+        early = self.axis is None  # ranks add up what they made by XLA
+        settings: dict[str, Any] = {"num_experts": held, "implementation": self.kernels, "early": early}
+        return expert_rows(x, ids, weights, valid, experts, place, **settings)
 
 
 def _one_stack(experts: jax.Array) -> jax.Array:

@@ -65,14 +65,14 @@ class DenseLayers(LatentAttention):
     def feed_forward(self, x: jax.Array, valid: jax.Array, place: Place) -> Made:
         """The block of the layer at `place`. x: normed rows [T, H]; valid: int32 [T], 0 for padding."""
         stacks = self.mlp_gate, self.mlp_up, self.mlp_down
-        return Made([gated_mlp(x, stacks, place, self.kernels)], None, None)
+        return Made([gated_mlp(x, stacks, place, self.kernels, self.early)], None, None)
 
 
 class MoELayers(LatentAttention):
     """All layers with attention and a mixture of experts: a router, routed experts and one shared expert."""
 
     def __init__(self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None, experts: Experts):
-        super().__init__(config, arrays, kernels)
+        super().__init__(config, arrays, kernels, experts.axis)
         self.experts = experts
 
     def feed_forward(self, x: jax.Array, valid: jax.Array, place: Place) -> Made:
@@ -80,7 +80,7 @@ class MoELayers(LatentAttention):
         stacks = [self.router[...], self.shared_gate[...], self.shared_up[...]]
         made = stack_matmul(x, stacks, place, self.kernels)
         ids, weights, inner = self.choose(made, place, x.dtype)
-        shared = stack_matmul(inner, [self.shared_down[...]], place, self.kernels)
+        shared = stack_matmul(inner, [self.shared_down[...]], place, self.kernels, self.early)
         routed = self.experts(x, ids, weights, valid, place)
         if isinstance(routed, RoutedRows):
             return Made([shared], routed, ids)
@@ -109,7 +109,7 @@ class Target(nnx.Module):
     ):
         self.config, self.taps, self.kernels, self.axis = config, taps, kernels, axis
         self.ends = Weights({name: arrays[name] for name in ("embed", "norm", "head")})
-        self.dense = DenseLayers(config, arrays.get("dense", {}), kernels)
+        self.dense = DenseLayers(config, arrays.get("dense", {}), kernels, axis)
         self.moe = MoELayers(config, arrays["moe"], kernels, Experts(config, arrays["experts"], kernels, axis))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
@@ -165,7 +165,9 @@ class Target(nnx.Module):
         made = layers.feed_forward(normed, view.valid, place)
         parts, routed = meet(made.parts, made.routed, self.axis)
         following, taps = Place(layer, -1), Taps(stream.taps, slots)
-        x, normed, kept = residual_norm(x, parts, routed, norms, following, eps, kernels, taps)
+        # The loop of a single row is one CUDA graph with what follows it (`compiler_options`), which XLA makes.
+        early = x.shape[0] > 1
+        x, normed, kept = residual_norm(x, parts, routed, norms, following, eps, kernels, taps, early)
         ids = stream.ids
         if made.experts is not None:
             ids = lax.dynamic_update_index_in_dim(ids, made.experts, layer - first, 0)
