@@ -37,7 +37,7 @@ class ExpertLaunch:
 
 
 HOPPER = (
-    ExpertLaunch(rows=1, split=28, down_programs=112),
+    ExpertLaunch(rows=1, split=14, down_programs=112),
     ExpertLaunch(rows=4, split=14, down_programs=56),
     ExpertLaunch(rows=9, split=7, down_programs=14),
     ExpertLaunch(rows=16, split=7, down_programs=14),
