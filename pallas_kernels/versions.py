@@ -9,6 +9,7 @@ cuda_target       context that describes a GPU to a lowering on a machine withou
 """
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -89,7 +90,8 @@ def compiler_options(rows: int | None = None) -> dict[str, str | bool]:
     if jax.default_backend() == "gpu":
         # Kernels of a CUDA graph that do not wait for one another overlap: 3 to 6 % of a step.
         options: dict[str, str | bool] = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
-        if rows == 1 and JAX_VERSION >= (0, 11):
+        chosen = "xla_gpu_enable_command_buffer" in os.environ.get("XLA_FLAGS", "")  # by who runs this
+        if rows == 1 and JAX_VERSION >= (0, 11) and not chosen:
             # One graph for all layers instead of one for each: 5 % of a pass of one row, slower for many.
             options |= {"xla_gpu_enable_command_buffer": LOOPS_TOO, "xla_gpu_command_buffer_unroll_loops": True}
         return options

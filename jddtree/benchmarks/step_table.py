@@ -35,8 +35,9 @@ SPLIT = {
 
 
 def stages(rows: list[Row]) -> str:
-    """Everything that was timed; the kernels of a round are those of a dispatch, so they are left out."""
-    timed = [row for row in rows if "time_ms" in row]
+    """Everything that was timed by either clock; the kernels of a round are those of a dispatch, so they are left
+    out."""
+    timed = [row for row in rows if {"time_ms", "kernel_ms"} & row.keys()]
     shown = [
         {key: value for key, value in row.items() if row["stage"] != "round" or key != "kernel_ms"} for row in timed
     ]
