@@ -129,10 +129,11 @@ def test_prompts_around_the_chunk_size(small, pair, cases) -> None:
         part = lengths[begin : begin + SMALL["sequences"]]
         state, _, first, _ = small.start([Request(text[:length], max_tokens=1, method="ar") for length in part])
         assert np.asarray(state.length).tolist() == part
+        latents = np.asarray(state.latents)
         for b, length in enumerate(part):
             assert first[b] == [int(whole.logits[length - 1].argmax())]
-            close(state.latents[:, b, :length], whole.latents[:, :length], f"latents of {length} tokens")
-            assert not np.asarray(state.latents[:, b, length:]).any()
+            close(latents[:, b, :length], whole.latents[:, :length], f"latents of {length} tokens")
+            assert not latents[:, b, length:].any()
 
 
 def test_a_batch_is_each_sequence_alone(small, cases) -> None:

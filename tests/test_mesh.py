@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from jddtree.parallel.partition import on_mesh, place, spec
 from pallas_kernels import wide
 from pallas_kernels.tree_attention import causal_words
 
+CAPACITY = Capacity(rows=33, candidates=32, context=512, rounds=8)
 MESHES = [(2, "tensor"), (4, "tensor"), (4, "expert"), (8, "tensor"), (8, "expert")]
 LARGEST_DIFFERENCE = 1e-5  # logits reach 20: 1e-5 is five units in their last place
 
@@ -54,8 +56,14 @@ def weights_on(pair, ranks, layout):
 @pytest.fixture(scope="module", params=MESHES, ids=lambda value: f"{value[0]}-{value[1]}")
 def engine(request, pair):
     mesh, weights = weights_on(pair, *request.param)
-    capacity = Capacity(rows=33, candidates=32, context=512, rounds=8)
-    return Engine(Program(pair[0], pair[1], capacity, axis=AXIS), weights, jnp.dtype("float32"), mesh)
+    return Engine(Program(pair[0], pair[1], CAPACITY, axis=AXIS), weights, jnp.dtype("float32"), mesh)
+
+
+@pytest.fixture(scope="module")
+def alone(pair):
+    """The engine of one device."""
+    arrays = jax.device_put({"target": nest(pair[2]), "drafter": nest(pair[3])})
+    return Engine(Program(pair[0], pair[1], CAPACITY), arrays, jnp.dtype("float32"))
 
 
 def decode(engine, request):
@@ -82,14 +90,12 @@ def test_golden_traces_hold_on_every_mesh(engine, method, budget, name):
         assert emitted[:-1] == lengths[:-1] and len(emitted) == len(lengths)
 
 
-def test_sampling_is_the_same_on_every_mesh(engine, pair):
+def test_sampling_is_the_same_on_every_mesh(engine, alone, monkeypatch):
     """Position-keyed noise is made per id, so a rank's slice of it is the same numbers, in the draft too."""
-    capacity = Capacity(rows=33, candidates=32, context=512, rounds=8)
-    arrays = jax.device_put({"target": nest(pair[2]), "drafter": nest(pair[3])})
-    alone = Engine(Program(pair[0], pair[1], capacity), arrays, jnp.dtype("float32"))
     request = Request([1024, 542, 283], 40, "ddtree", 16, temperature=0.8, top_p=0.9, seed=3)
     assert decode(engine, request) == decode(alone, request)
-    engine.costs = alone.costs = CostTable((Curve(0, (1, 33), (1.0, 5.0)),), 0.1, "made up")
+    for one in (engine, alone):
+        monkeypatch.setattr(one, "costs", CostTable((Curve(0, (1, 33), (1.0, 5.0)),), 0.1, "made up"))
     chosen = decode(engine, replace(request, auto=True))
     assert chosen == decode(alone, replace(request, auto=True)) and chosen[0] == decode(alone, request)[0]
 
@@ -105,26 +111,31 @@ def test_mesh_without_a_drafter(pair):
     assert ids == case["tokens"][:9]
 
 
-@pytest.mark.parametrize("ranks, layout", [(1, "tensor"), (1, "expert"), (2, "expert"), *MESHES])
-def test_logits_equal_one_device(pair, ranks, layout):
-    """A 64-token prompt in one chunk: logits equal the unsharded model's, as sums are kept in float64."""
-    config, tokens = pair[0], load_file(golden_ref() / "target_1.safetensors")["input_ids"][None]
+def logits(config, axis, weights):
+    """float32 [1, 64, V]: those of a 64-token prompt in one chunk."""
+    tokens = load_file(golden_ref() / "target_1.safetensors")["input_ids"][None]
     valid = jnp.ones(tokens.shape, bool)
     rows = Rows(jnp.arange(64, dtype=jnp.int32)[None], valid, causal_words(valid), jnp.zeros(1, jnp.int32))
     cache = jnp.zeros((config.num_hidden_layers, 1, 128, config.latent_size))
+    target = Target(config, weights, axis=axis)
+    return target.vocabulary.gather(target.logits(target(tokens, rows, cache).hidden))
 
-    def logits(weights, axis):
-        target = Target(config, weights, axis=axis)
-        return target.vocabulary.gather(target.logits(target(tokens, rows, cache).hidden))
 
-    whole = jax.jit(lambda weights: logits(weights, None))(jax.device_put(nest(pair[2])))
+@pytest.fixture(scope="module")
+def whole(pair):
+    """The logits of one device without a mesh."""
+    return np.asarray(jax.jit(partial(logits, pair[0], None))(jax.device_put(nest(pair[2]))))
+
+
+@pytest.mark.parametrize("ranks, layout", [(1, "tensor"), (1, "expert"), (2, "expert"), *MESHES])
+def test_logits_equal_one_device(pair, whole, ranks, layout):
+    """Sums are kept in float64."""
     mesh, weights = weights_on(pair, ranks, layout)
     specs = jax.tree.map(lambda array: array.sharding.spec, weights["target"])
-    sharded = jax.shard_map(
-        lambda weights: logits(weights, AXIS), mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False
-    )
-    split = np.asarray(jax.jit(sharded)(weights["target"]))[..., : config.vocab_size]
-    assert np.abs(split - np.asarray(whole)).max() <= LARGEST_DIFFERENCE
+    rank = partial(logits, pair[0], AXIS)
+    sharded = jax.shard_map(rank, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False)
+    split = np.asarray(jax.jit(sharded)(weights["target"]))[..., : pair[0].vocab_size]
+    assert np.abs(split - whole).max() <= LARGEST_DIFFERENCE
 
 
 def test_padding_is_zeros_at_the_end(pair):
