@@ -190,7 +190,7 @@ def test_idle_sequences_cost_nothing(small, cases) -> None:
     state, dispatch = small.run(state, controls)
     assert [bool(tokens) for tokens in dispatch.tokens] == [False, True, False, False]
     assert np.asarray(state.length)[[0, 2, 3]].tolist() == [0, 0, 0]
-    assert not np.asarray(state.latents[:, 0]).any()
+    assert not np.asarray(state.latents)[:, 0].any()
 
 
 def test_a_finished_sequence_stays_finished(small, cases) -> None:

@@ -1,6 +1,5 @@
 """The same model on 1, 2, 4 and 8 forced CPU devices, in both expert layouts: logits, golden traces, sampling."""
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import golden_ref, micro_drafter, micro_target
+from harness import decode
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file
 
@@ -27,7 +27,7 @@ from jddtree.parallel.partition import on_mesh, place, spec
 from pallas_kernels import wide
 from pallas_kernels.tree_attention import causal_words
 
-CAPACITY = Capacity(rows=33, candidates=32, context=512, rounds=8)
+CAPACITY = Capacity(sequences=2, rows=33, candidates=32, context=512, rounds=8)
 MESHES = [(2, "tensor"), (4, "tensor"), (4, "expert"), (8, "tensor"), (8, "expert")]
 LARGEST_DIFFERENCE = 1e-5  # logits reach 20: 1e-5 is five units in their last place
 
@@ -66,49 +66,35 @@ def alone(pair):
     return Engine(Program(pair[0], pair[1], CAPACITY), arrays, jnp.dtype("float32"))
 
 
-def decode(engine, request):
-    """Ids, and how many each round emitted."""
-    state, controls, first, finish = engine.start([request])
-    ids, emitted = list(first[0]), []
-    while finish[0] is None:
-        state, dispatch = engine.run(state, controls)
-        finish = dispatch.finish
-        for tokens in dispatch.tokens[0]:
-            ids += tokens
-            emitted.append(len(tokens))
-    return ids, emitted
-
-
 @pytest.mark.parametrize("method, budget, name", [("dflash", 0, "dflash"), ("ddtree", 32, "ddtree_32")])
-def test_golden_traces_hold_on_every_mesh(engine, method, budget, name):
+def test_golden_traces_hold_on_every_mesh(engine, cases, method, budget, name):
     """Two prompts, one of them beyond the yarn original length: ids and tokens per round are the reference's."""
-    cases = json.loads((golden_ref() / "traces.json").read_text())["cases"]
-    for case in (cases[1], cases[9]):
-        ids, emitted = decode(engine, Request(case["prompt"]["ids"], 97, method, budget))
+    cases = [cases[1], cases[9]]
+    runs = decode(engine, [Request(case["prompt"]["ids"], 97, method, budget) for case in cases])
+    for case, run in zip(cases, runs, strict=True):
         lengths = case["decoders"][name]["lengths"]
-        assert ids[:96] == case["tokens"]
-        assert emitted[:-1] == lengths[:-1] and len(emitted) == len(lengths)
+        assert run.tokens[:96] == case["tokens"]
+        assert run.lengths[:-1] == lengths[:-1] and len(run.lengths) == len(lengths)
 
 
 def test_sampling_is_the_same_on_every_mesh(engine, alone, monkeypatch):
     """Position-keyed noise is made per id, so a rank's slice of it is the same numbers, in the draft too."""
-    request = Request([1024, 542, 283], 40, "ddtree", 16, temperature=0.8, top_p=0.9, seed=3)
-    assert decode(engine, request) == decode(alone, request)
     for one in (engine, alone):
         monkeypatch.setattr(one, "costs", CostTable((Curve(0, (1, 33), (1.0, 5.0)),), 0.1, "made up"))
-    chosen = decode(engine, replace(request, auto=True))
-    assert chosen == decode(alone, replace(request, auto=True)) and chosen[0] == decode(alone, request)[0]
+    request = Request([1024, 542, 283], 40, "ddtree", 16, temperature=0.8, top_p=0.9, seed=3)
+    split, whole = (decode(one, [request, replace(request, auto=True)]) for one in (engine, alone))
+    assert split == whole and split[0].tokens == split[1].tokens
 
 
-def test_mesh_without_a_drafter(pair):
+def test_mesh_without_a_drafter(pair, cases):
     mesh, weights = weights_on(pair, 2, "tensor")
-    case = json.loads((golden_ref() / "traces.json").read_text())["cases"][1]
+    case = cases[1]
     capacity = Capacity(rows=1, candidates=1, context=128, rounds=8)
     engine = Engine(
         Program(pair[0], None, capacity, axis=AXIS), {"target": weights["target"]}, jnp.dtype("float32"), mesh
     )
-    ids, _ = decode(engine, Request(case["prompt"]["ids"], 9, "ar"))
-    assert ids == case["tokens"][:9]
+    (run,) = decode(engine, [Request(case["prompt"]["ids"], 9, "ar")])
+    assert run.tokens == case["tokens"][:9]
 
 
 def logits(config, axis, weights):
