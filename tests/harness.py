@@ -101,6 +101,7 @@ class _Scripted:
         return None
 
 
+@partial(jax.jit, static_argnums=(1, 2))
 def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tuple[jax.Array, jax.Array]:
     """What the draft stage makes of a drafter's logits [B, slots, V]: log-probabilities and ids [B, slots, count]."""
     batch, slots, _ = logits.shape

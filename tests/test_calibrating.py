@@ -90,7 +90,7 @@ def test_calibrate_writes_what_generate_reads(tmp_path, capsys) -> None:
     prompts, output = tmp_path / "prompts.json", tmp_path / "calibration.json"
     prompts.write_text(json.dumps([[1024, 258, 307], [1024, 542], [1024, 365], [1024, 66]]), encoding="utf-8")
     options = ["--prompts", prompts, "--output", output, "--budget", "8", "--max-tokens", "10", "--temperatures", "1"]
-    call = ["calibrate", "--dtype", "float32", "--quiet", "--plot", tmp_path, *options]
+    call = ["calibrate", "--dtype", "float32", "--mesh", "1", "--quiet", "--plot", tmp_path, *options]
     assert guarded(lambda: app(list(map(str, call)), standalone_mode=False)) == 0
     assert set(read_calibration(output).weights) == set(MODES)
     made = json.loads(output.read_text(encoding="utf-8"))
@@ -207,7 +207,7 @@ def test_generate_auto_reports_its_economy(tmp_path, capsys) -> None:
     table = CostTable((Curve(4096, (1, 9), (0.01, 0.02)),), 0.001, "made up")
     cost.write_text(json.dumps(table.record()), encoding="utf-8")
     call = ["generate", "--raw", "-p", "class Stack:\n", "--budget", "auto", "--capacity", "9", "--cost", str(cost),
-            "--max-tokens", "16", "--json", "--no-compile-cache"]  # fmt: skip
+            "--max-tokens", "16", "--json", "--mesh", "1", "--max-context", "256"]  # fmt: skip
     assert guarded(lambda: app(call, standalone_mode=False)) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["auto"] is True and made["budget"] == 8

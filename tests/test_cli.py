@@ -8,18 +8,18 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, micro_drafter, micro_target
+from conftest import COMPILE_FLAGS, ROOT, micro_drafter, micro_target
 
 from jddtree.cli.main import app, guarded
 
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
-    """A cache folder of its own, shared by the tests here, so that programs are compiled once."""
+    """One CPU device; programs are compiled once, into the cache of this run of the tests."""
     return os.environ | {
         "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "",
+        "XLA_FLAGS": COMPILE_FLAGS,
     }
 
 

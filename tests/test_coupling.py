@@ -79,7 +79,7 @@ def test_extreme_temperatures_leave_no_nan(temperature: float) -> None:
 
 @pytest.fixture(scope="module")
 def model():
-    return jddtree.load(dtype="float32")
+    return jddtree.load(dtype="float32", mesh=1)
 
 
 def requests(cases, coupling: bool, **changes) -> list[Request]:

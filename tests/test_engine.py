@@ -129,10 +129,11 @@ def test_prompts_around_the_chunk_size(small, pair, cases) -> None:
         part = lengths[begin : begin + SMALL["sequences"]]
         state, _, first, _ = small.start([Request(text[:length], max_tokens=1, method="ar") for length in part])
         assert np.asarray(state.length).tolist() == part
+        latents = np.asarray(state.latents)
         for b, length in enumerate(part):
             assert first[b] == [int(whole.logits[length - 1].argmax())]
-            close(state.latents[:, b, :length], whole.latents[:, :length], f"latents of {length} tokens")
-            assert not np.asarray(state.latents[:, b, length:]).any()
+            close(latents[:, b, :length], whole.latents[:, :length], f"latents of {length} tokens")
+            assert not latents[:, b, length:].any()
 
 
 def test_a_batch_is_each_sequence_alone(small, cases) -> None:
@@ -189,7 +190,7 @@ def test_idle_sequences_cost_nothing(small, cases) -> None:
     state, dispatch = small.run(state, controls)
     assert [bool(tokens) for tokens in dispatch.tokens] == [False, True, False, False]
     assert np.asarray(state.length)[[0, 2, 3]].tolist() == [0, 0, 0]
-    assert not np.asarray(state.latents[:, 0]).any()
+    assert not np.asarray(state.latents)[:, 0].any()
 
 
 def test_a_finished_sequence_stays_finished(small, cases) -> None:

@@ -190,7 +190,7 @@ class TestExpertMlp:
         assert error(result, rows.oracle(weights, EXPERTS)) < 1e-5
 
     def test_float32_result_of_bfloat16_rows(self, implementation: str) -> None:
-        rows = Rows(9)
+        rows = Rows(40)
         call = jax.jit(
             functools.partial(expert_mlp, num_experts=EXPERTS, implementation=implementation, out_dtype=jnp.float32)
         )

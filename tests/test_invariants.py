@@ -132,7 +132,7 @@ def test_invariant_2_breaks_when_one_constant_serves_both(pair, monkeypatch) -> 
 
 def caches(state: State, sequence: int, begin: int, end: int | None = None) -> list[np.ndarray]:
     """Latents, keys and values of some positions of a sequence."""
-    return [np.asarray(cache[:, sequence, begin:end]) for cache in (state.latents, state.keys, state.values)]
+    return [np.asarray(cache)[:, sequence, begin:end] for cache in (state.latents, state.keys, state.values)]
 
 
 def check_like_a_fresh_prefill(engine: Engine, state: State, texts) -> None:

@@ -184,14 +184,13 @@ def test_work_list_is_the_plain_one(tokens: int, experts: int, tile: int, seed: 
     valid = (random.random(tokens) < 0.8).astype(np.int32)
     plan = make_plan(tokens, 3, 20, tile)
     routed = (valid != 0)[:, None] & (ids >= 0) & (ids < 20)
-    entries, counts = _interpreted_list(plan)(ids, valid)
+    entries, counts = map(np.asarray, _interpreted_list(ids, valid, plan))
     np.testing.assert_array_equal(counts, routed)
-    np.testing.assert_array_equal(entries[: plan.tiles * tile], work_list(jnp.asarray(ids), jnp.asarray(routed), plan))
+    np.testing.assert_array_equal(entries[: plan.tiles * tile], _plain_list(ids, routed, plan))
 
 
-@functools.cache
-def _interpreted_list(plan) -> Callable:
-    return jax.jit(lambda ids, valid: pallas_work_list(ids, valid, plan, interpret=True))
+_interpreted_list = jax.jit(functools.partial(pallas_work_list, interpret=True), static_argnums=2)
+_plain_list = jax.jit(work_list, static_argnums=2)
 
 
 def test_loads_in_flight_fit_shared_memory() -> None:

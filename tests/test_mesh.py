@@ -1,13 +1,14 @@
 """The same model on 1, 2, 4 and 8 forced CPU devices, in both expert layouts: logits, golden traces, sampling."""
 
-import json
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import golden_ref, micro_drafter, micro_target
+from harness import decode
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file
 
@@ -26,6 +27,7 @@ from jddtree.parallel.partition import on_mesh, place, spec
 from pallas_kernels import wide
 from pallas_kernels.tree_attention import causal_words
 
+CAPACITY = Capacity(sequences=2, rows=33, candidates=32, context=512, rounds=8)
 MESHES = [(2, "tensor"), (4, "tensor"), (4, "expert"), (8, "tensor"), (8, "expert")]
 LARGEST_DIFFERENCE = 1e-5  # logits reach 20: 1e-5 is five units in their last place
 
@@ -54,77 +56,72 @@ def weights_on(pair, ranks, layout):
 @pytest.fixture(scope="module", params=MESHES, ids=lambda value: f"{value[0]}-{value[1]}")
 def engine(request, pair):
     mesh, weights = weights_on(pair, *request.param)
-    capacity = Capacity(rows=33, candidates=32, context=512, rounds=8)
-    return Engine(Program(pair[0], pair[1], capacity, axis=AXIS), weights, jnp.dtype("float32"), mesh)
+    return Engine(Program(pair[0], pair[1], CAPACITY, axis=AXIS), weights, jnp.dtype("float32"), mesh)
 
 
-def decode(engine, request):
-    """Ids, and how many each round emitted."""
-    state, controls, first, finish = engine.start([request])
-    ids, emitted = list(first[0]), []
-    while finish[0] is None:
-        state, dispatch = engine.run(state, controls)
-        finish = dispatch.finish
-        for tokens in dispatch.tokens[0]:
-            ids += tokens
-            emitted.append(len(tokens))
-    return ids, emitted
+@pytest.fixture(scope="module")
+def alone(pair):
+    """The engine of one device."""
+    arrays = jax.device_put({"target": nest(pair[2]), "drafter": nest(pair[3])})
+    return Engine(Program(pair[0], pair[1], CAPACITY), arrays, jnp.dtype("float32"))
 
 
 @pytest.mark.parametrize("method, budget, name", [("dflash", 0, "dflash"), ("ddtree", 32, "ddtree_32")])
-def test_golden_traces_hold_on_every_mesh(engine, method, budget, name):
+def test_golden_traces_hold_on_every_mesh(engine, cases, method, budget, name):
     """Two prompts, one of them beyond the yarn original length: ids and tokens per round are the reference's."""
-    cases = json.loads((golden_ref() / "traces.json").read_text())["cases"]
-    for case in (cases[1], cases[9]):
-        ids, emitted = decode(engine, Request(case["prompt"]["ids"], 97, method, budget))
+    cases = [cases[1], cases[9]]
+    runs = decode(engine, [Request(case["prompt"]["ids"], 97, method, budget) for case in cases])
+    for case, run in zip(cases, runs, strict=True):
         lengths = case["decoders"][name]["lengths"]
-        assert ids[:96] == case["tokens"]
-        assert emitted[:-1] == lengths[:-1] and len(emitted) == len(lengths)
+        assert run.tokens[:96] == case["tokens"]
+        assert run.lengths[:-1] == lengths[:-1] and len(run.lengths) == len(lengths)
 
 
-def test_sampling_is_the_same_on_every_mesh(engine, pair):
+def test_sampling_is_the_same_on_every_mesh(engine, alone, monkeypatch):
     """Position-keyed noise is made per id, so a rank's slice of it is the same numbers, in the draft too."""
-    capacity = Capacity(rows=33, candidates=32, context=512, rounds=8)
-    arrays = jax.device_put({"target": nest(pair[2]), "drafter": nest(pair[3])})
-    alone = Engine(Program(pair[0], pair[1], capacity), arrays, jnp.dtype("float32"))
+    for one in (engine, alone):
+        monkeypatch.setattr(one, "costs", CostTable((Curve(0, (1, 33), (1.0, 5.0)),), 0.1, "made up"))
     request = Request([1024, 542, 283], 40, "ddtree", 16, temperature=0.8, top_p=0.9, seed=3)
-    assert decode(engine, request) == decode(alone, request)
-    engine.costs = alone.costs = CostTable((Curve(0, (1, 33), (1.0, 5.0)),), 0.1, "made up")
-    chosen = decode(engine, replace(request, auto=True))
-    assert chosen == decode(alone, replace(request, auto=True)) and chosen[0] == decode(alone, request)[0]
+    split, whole = (decode(one, [request, replace(request, auto=True)]) for one in (engine, alone))
+    assert split == whole and split[0].tokens == split[1].tokens
 
 
-def test_mesh_without_a_drafter(pair):
+def test_mesh_without_a_drafter(pair, cases):
     mesh, weights = weights_on(pair, 2, "tensor")
-    case = json.loads((golden_ref() / "traces.json").read_text())["cases"][1]
+    case = cases[1]
     capacity = Capacity(rows=1, candidates=1, context=128, rounds=8)
     engine = Engine(
         Program(pair[0], None, capacity, axis=AXIS), {"target": weights["target"]}, jnp.dtype("float32"), mesh
     )
-    ids, _ = decode(engine, Request(case["prompt"]["ids"], 9, "ar"))
-    assert ids == case["tokens"][:9]
+    (run,) = decode(engine, [Request(case["prompt"]["ids"], 9, "ar")])
+    assert run.tokens == case["tokens"][:9]
 
 
-@pytest.mark.parametrize("ranks, layout", [(1, "tensor"), (1, "expert"), (2, "expert"), *MESHES])
-def test_logits_equal_one_device(pair, ranks, layout):
-    """A 64-token prompt in one chunk: logits equal the unsharded model's, as sums are kept in float64."""
-    config, tokens = pair[0], load_file(golden_ref() / "target_1.safetensors")["input_ids"][None]
+def logits(config, axis, weights):
+    """float32 [1, 64, V]: those of a 64-token prompt in one chunk."""
+    tokens = load_file(golden_ref() / "target_1.safetensors")["input_ids"][None]
     valid = jnp.ones(tokens.shape, bool)
     rows = Rows(jnp.arange(64, dtype=jnp.int32)[None], valid, causal_words(valid), jnp.zeros(1, jnp.int32))
     cache = jnp.zeros((config.num_hidden_layers, 1, 128, config.latent_size))
+    target = Target(config, weights, axis=axis)
+    return target.vocabulary.gather(target.logits(target(tokens, rows, cache).hidden))
 
-    def logits(weights, axis):
-        target = Target(config, weights, axis=axis)
-        return target.vocabulary.gather(target.logits(target(tokens, rows, cache).hidden))
 
-    whole = jax.jit(lambda weights: logits(weights, None))(jax.device_put(nest(pair[2])))
+@pytest.fixture(scope="module")
+def whole(pair):
+    """The logits of one device without a mesh."""
+    return np.asarray(jax.jit(partial(logits, pair[0], None))(jax.device_put(nest(pair[2]))))
+
+
+@pytest.mark.parametrize("ranks, layout", [(1, "tensor"), (1, "expert"), (2, "expert"), *MESHES])
+def test_logits_equal_one_device(pair, whole, ranks, layout):
+    """Sums are kept in float64."""
     mesh, weights = weights_on(pair, ranks, layout)
     specs = jax.tree.map(lambda array: array.sharding.spec, weights["target"])
-    sharded = jax.shard_map(
-        lambda weights: logits(weights, AXIS), mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False
-    )
-    split = np.asarray(jax.jit(sharded)(weights["target"]))[..., : config.vocab_size]
-    assert np.abs(split - np.asarray(whole)).max() <= LARGEST_DIFFERENCE
+    rank = partial(logits, pair[0], AXIS)
+    sharded = jax.shard_map(rank, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False)
+    split = np.asarray(jax.jit(sharded)(weights["target"]))[..., : pair[0].vocab_size]
+    assert np.abs(split - whole).max() <= LARGEST_DIFFERENCE
 
 
 def test_padding_is_zeros_at_the_end(pair):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import COMPILE_FLAGS, ROOT
 
 
 def free_port():
@@ -21,7 +21,7 @@ def free_port():
 def run_both(command, *arguments, second=()):
     """Start both processes of `run.py COMMAND --json`; returns (code, stdout, stderr) of each."""
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {COMPILE_FLAGS}",
         "JAX_PLATFORMS": "cpu",
     }
     port, running = free_port(), []
@@ -36,10 +36,11 @@ def run_both(command, *arguments, second=()):
     return [(process.returncode, *output) for process, output in zip(running, outputs, strict=True)]
 
 
-@pytest.mark.parametrize("layout, budget", [("tensor", "8"), ("expert", "auto")])
+@pytest.mark.parametrize("layout, budget", [("tensor", "7"), ("expert", "auto")])
 def test_two_processes_give_one_answer(layout, budget):
     """With node counts by measured costs too: both processes go by the first one's times."""
-    options = ["--budget", budget, "--capacity", "16", "--expert-layout", layout]
+    small = ["--capacity", "8", "--max-context", "256", "--rounds-per-dispatch", "2"]
+    options = ["--budget", budget, *small, "--expert-layout", layout]
     first, second = run_both("generate", "-p", "def is_empty(self):", *options)
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert json.loads(first[1])["text"] == "def is_empty(self):\n    return not self.is_empty()"

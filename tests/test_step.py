@@ -10,6 +10,7 @@ import pytest
 from jddtree.benchmarks import (
     step,
     step_bench,
+    step_clocks,
     step_components,
     step_copies,
     step_floor,
@@ -40,7 +41,9 @@ def bench():
 
 @pytest.fixture
 def compiled(bench, monkeypatch):
-    """Measuring takes that one instead of making another."""
+    """Measuring takes that one instead of making another, and calls a stage a few times."""
+    monkeypatch.setattr(step_clocks, "WARM_SECONDS", 0.01)
+    monkeypatch.setattr(step_clocks, "REPEAT_SECONDS", 0.01)
     monkeypatch.setattr(step_measure, "Bench", lambda settings: bench)
     monkeypatch.setattr(bench, "compile", lambda: None)
     return bench

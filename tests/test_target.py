@@ -92,7 +92,7 @@ def layered(pair, texts):
 
     tokens, counts = padded([text["input_ids"] for text in texts])
     found = run(pair.weights["target"], tokens, counts)
-    return [{name: np.asarray(array[b, : counts[b]]) for name, array in found.items()} for b in TEXTS]
+    return [{name: np.asarray(array)[b, : counts[b]] for name, array in found.items()} for b in TEXTS]
 
 
 def names(texts, *prefixes: str) -> list[str]:

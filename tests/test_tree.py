@@ -39,7 +39,7 @@ def make(
     shape = Shape(np.array([budget], np.int32), np.array([min(cap, found)], np.int32), np.array([spine]))
     arguments = (np.array([ROOT], np.int32), padded[None], np.pad(np.asarray(ids, np.int32), pad)[None], shape)
     tree = _build(*arguments, (depth, largest, width), capacity)
-    return Tree(*(np.asarray(array[0]) for array in tree))
+    return Tree(*(np.asarray(array)[0] for array in tree))
 
 
 def check(tree: Tree, tokens, depths, parents, sees=None) -> None:
@@ -81,7 +81,7 @@ def test_every_stored_tree_from_its_candidates(stored, case: int) -> None:
 def candidates(logits: np.ndarray, count: int, softcap: float | None = None) -> tuple[np.ndarray, np.ndarray]:
     """What the draft stage makes of the drafter's logits, as NumPy arrays [depth, count]."""
     log_probs, ids = draft_of(jnp.asarray(logits)[None], count, softcap)
-    return np.asarray(log_probs[0]), np.asarray(ids[0])
+    return np.asarray(log_probs)[0], np.asarray(ids)[0]
 
 
 @pytest.mark.parametrize("case", range(28))

@@ -22,6 +22,7 @@ from jddtree.decoding.generate import Piece, Result, stream
 from jddtree.errors import UserError
 from jddtree.loading import Model, load
 from jddtree.parallel.processes import finish, is_first, start
+from jddtree.text.stop_strings import StopStrings
 
 AUTO_BUDGET = 32  # most nodes of --budget auto where --capacity does not say
 
@@ -65,6 +66,7 @@ def run(
     """
     start(coordinator, processes, process_id)
     use_compile_cache(compile_cache)
+    StopStrings(stop or ())  # an unusable one is an error here, not after minutes of loading and compiling
     request |= budget_fields(budget, capacity)
     known = None if calibration is None else read_calibration(calibration)
     given = read_prompt(prompt, prompt_file, prompt_ids, messages)
