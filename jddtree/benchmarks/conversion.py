@@ -164,7 +164,9 @@ def main() -> None:
     finally:
         for name in ("source", "copy", "store"):
             shutil.rmtree(given.folder / name, ignore_errors=True)
-    text = json.dumps(results.record(rows), indent=1)
+    record = results.record(rows)
+    record["command"] = record["command"].replace(str(given.folder), "FOLDER")
+    text = json.dumps(record, indent=1)
     if given.output is not None:
         given.output.parent.mkdir(parents=True, exist_ok=True)
         given.output.write_text(text + "\n", encoding="utf-8")
