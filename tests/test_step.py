@@ -303,3 +303,9 @@ def test_matmuls_of_a_stack_belong_to_what_ran_before_them():
         "v_up": 2.0, "o": 2.0, "router + shared": 2.0, "router": 2.0, "shared": 2.0, "work list": 2.0,
         "experts gate_up": 2.0, "experts down": 2.0,
     }  # fmt: skip
+
+
+def test_products_of_a_drafter_are_not_told_apart():
+    kernels = [("stack_matmul__2", 3.0), ("draft_heads", 1.0), ("draft_attention_split", 2.0), ("stack_matmul", 4.0)]
+    found = step_components.components(kernels, "", {}, drafts=True)
+    assert found == {"draft products": 7.0, "attention split": 2.0, "draft heads": 1.0}

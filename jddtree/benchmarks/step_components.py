@@ -19,11 +19,12 @@ OURS = {
     "work list": r"work_list|expert_ranks",
     "router": r"expert_choice",
     "norms": r"residual_norm|latent_projection",
-    "prefetch": r"prefetch",
+    "activation": r"gated_activation",
     "absorb": r"absorbed_queries",
     "v_up": r"head_values",
     "attention merge": r"attention_merge|merge",
     "attention split": r"attention_split|mosaic",
+    "draft heads": r"draft_heads",
 }
 OTHERS = {
     "sort": r"sort|topk|top_k",
@@ -68,15 +69,18 @@ def shapes_of(weights: Mapping[str, Any], prefix: str = "") -> dict[tuple[int, .
 
 
 def components(
-    kernels: Iterable[tuple[str, float]], hlo: str, shapes: Mapping[tuple[int, ...], str]
+    kernels: Iterable[tuple[str, float]], hlo: str, shapes: Mapping[tuple[int, ...], str], drafts: bool = False
 ) -> dict[str, float]:
-    """Microseconds by component, the largest first; kernels: (name, microseconds)."""
+    """Microseconds by component, the largest first; kernels: (name, microseconds); drafts: they are a drafter's, whose
+    products are not told apart.
+    """
     reads = _reads(hlo, shapes)
     sums: dict[str, float] = defaultdict(float)
     last = "attention norm"
     for name, microseconds in kernels:
         last = _landmark(name, last)
-        sums[AFTER[last] if MATMUL in name else component(name, reads)] += microseconds
+        product = "draft products" if drafts else AFTER[last]
+        sums[product if MATMUL in name else component(name, reads)] += microseconds
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 

@@ -183,7 +183,7 @@ def _kernels(bench: Bench, dump: Path | None, case: Case) -> Row:
     return {
         "kernel_ms": found.total_us / 1e3,
         "launches": len(found.kernels),
-        "kernels": step_components.components(found.kernels, hlo, shapes),
+        "kernels": step_components.components(found.kernels, hlo, shapes, case.stage in ("draft", "commit")),
         "largest": step_components.largest(found.kernels, LARGEST),
     }
 
