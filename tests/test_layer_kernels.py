@@ -270,6 +270,31 @@ def test_kernels_lower_to_cuda(rows: int, monkeypatch) -> None:
     assert _cuda_module(layer, arguments).count(f"@{versions.TRITON_TARGET}") == 9
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_only_kernels_for_kernels_are_launched_past(early: bool, monkeypatch) -> None:
+    """What XLA's kernels read must be complete before they begin; jax 0.10 launches nothing early."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    half = functools.partial(lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype), jnp.bfloat16)
+
+    def products(x, stack):
+        return stack_matmul(x, [stack], SECOND, early=early)
+
+    module = _cuda_module(products, (half(8, 256), half(2, 128, 256)))
+    assert ("griddepcontrol.launch_dependents" in module) == (early and versions.JAX_VERSION >= (0, 11))
+
+
+def test_options_of_one_row(monkeypatch) -> None:
+    """All layers in one CUDA graph, unless whoever runs it has chosen what graphs hold."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    unrolled = "xla_gpu_command_buffer_unroll_loops"
+    assert [unrolled in versions.compiler_options(rows) for rows in (None, 1, 8)] == [
+        False, versions.JAX_VERSION >= (0, 11), False,
+    ]  # fmt: skip
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
+    assert unrolled not in versions.compiler_options(1)
+
+
 def _cuda_module(function: Callable, arguments: tuple) -> str:
     check = jax.export.DisabledSafetyCheck.custom_call(versions.TRITON_TARGET)
     with versions.quiet_triton(), versions.cuda_target():
