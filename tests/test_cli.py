@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from conftest import COMPILE_FLAGS, ROOT, micro_drafter, micro_target
@@ -104,10 +105,12 @@ def test_prompt_from_standard_input(command):
 def test_interrupt_prints_statistics_and_exits_with_130(environment):
     """What was written stays; Ctrl-C ends with 130 and the three lines."""
     call = [sys.executable, str(ROOT / "run.py"), "generate", "--max-tokens", "8000", "--ignore-eos", "--budget", "8"]
-    running = subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stdout.read(20)
-    running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=60)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests may run where it is ignored, under nohup
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(call, env=environment, text=True, preexec_fn=heard, **pipes) as running:
+        assert running.stdout.read(20)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Traceback" not in errors and errors.strip().splitlines()[-1].startswith("Speculation")
 
