@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import pytest
 from conftest import COMPILE_FLAGS, ROOT, micro_drafter, micro_target
@@ -104,10 +103,12 @@ def test_prompt_from_standard_input(command):
 
 def test_interrupt_prints_statistics_and_exits_with_130(environment):
     """What was written stays; Ctrl-C ends with 130 and the three lines."""
-    call = [sys.executable, str(ROOT / "run.py"), "generate", "--max-tokens", "8000", "--ignore-eos", "--budget", "8"]
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests may run where it is ignored, under nohup
+    # Tests may run where SIGINT is ignored, as under nohup, and what they start inherits that.
+    heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    options = ["generate", "--max-tokens", "8000", "--ignore-eos", "--budget", "8"]
+    call = [sys.executable, "-c", heard, sys.executable, str(ROOT / "run.py"), *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(call, env=environment, text=True, preexec_fn=heard, **pipes) as running:
+    with subprocess.Popen(call, env=environment, text=True, **pipes) as running:
         assert running.stdout.read(20)
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=60)
