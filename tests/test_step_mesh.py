@@ -147,6 +147,14 @@ def test_meshes_that_cannot_be_measured(options, message):
         settings(**options)
 
 
+def test_more_ranks_than_devices_end_with_one_line(monkeypatch, capfd):
+    """No row is measured, and the measuring process says what is wrong."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert step.main(["--preset=tiny", "--mesh=8", "--stages=verify"]) == 1
+    output, errors = capfd.readouterr()
+    assert output == "" and "--mesh is 8, but 1 cpu device(s) are there" in errors
+
+
 def test_fewer_experts_and_the_stages_of_a_mesh():
     """Everything else of a layer stays; a mesh measures what the whole machine is for."""
     few = step_presets.models("kimi-k2.6", 15, 96).target

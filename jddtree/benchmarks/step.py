@@ -147,6 +147,7 @@ def child(given: argparse.Namespace) -> None:
     import jax
 
     from jddtree.benchmarks import results, step_measure, step_settings
+    from jddtree.parallel.mesh import make_mesh
 
     begun = time.perf_counter()
 
@@ -155,7 +156,10 @@ def child(given: argparse.Namespace) -> None:
         sys.stderr.flush()
 
     settings = step_settings.settings(**{name: getattr(given, name) for name in SETTINGS})
-    marks = {} if settings.mesh is None else {"mesh": settings.mesh, "expert_layout": settings.expert_layout}
+    marks: Row = {}
+    if settings.mesh is not None:
+        make_mesh(settings.mesh)  # too few devices are said before anything is measured
+        marks = {"mesh": settings.mesh, "expert_layout": settings.expert_layout}
     _say(json.dumps(results.record([]) | {"platform": jax.default_backend()}))
     for row in step_measure.measure(settings, given.clock, say, given.dump):
         _say(json.dumps(row | marks))
