@@ -134,7 +134,8 @@ def _draft_attention_pallas(block: Block) -> jax.Array:
     partials = Partials(sums, maximum, total, partition, tile_rows, rows_last=False)
     shape = (batch * groups, count, heads // groups, size)
     lengths = block.lengths if groups == 1 else jnp.repeat(block.lengths, groups)
-    out = merge(partials, lengths, None, jax.ShapeDtypeStruct(shape, queries.dtype), MERGE, interpreted())
+    like = jax.ShapeDtypeStruct(shape, queries.dtype)
+    out = merge(partials, lengths, None, like, MERGE, interpreted(), early=groups == 1)  # XLA moves groups' heads
     if groups > 1:
         out = out.reshape(batch, groups, *shape[1:]).swapaxes(1, 2)
     return out.reshape(batch, count, heads * size)

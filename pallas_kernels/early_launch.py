@@ -4,7 +4,8 @@ XLA makes every Triton kernel wait at its beginning for the kernels that it depe
 early has its launch behind it when this one ends, and nothing else. `launch_dependents` says, inside a Triton kernel,
 that the successors may come: about 0.3 us less for each kernel of a chain.
 
-Only for kernels whose results are read by kernels of this package. A kernel that XLA makes of jax.numpy may read what
+Only for kernels whose results are read by kernels of this package (layers of which one falls back to a plain twin have
+no kernels at all, `models.layers.fitting_kernels`). A kernel that XLA makes of jax.numpy may read what
 it takes for constant before it waits; XLA sees to that where it lets successors come itself.
 """
 

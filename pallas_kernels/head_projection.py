@@ -36,7 +36,7 @@ def absorbed_queries(
 ) -> jax.Array:
     """Queries in the latent space, as the module says; turns: cos and sin."""
     heads, content_size = k_up.shape[1:3]
-    if _fits(k_up) and layer_kernels(implementation, k_up.dtype, parts.shape[1]) == "pallas":
+    if takes(k_up) and layer_kernels(implementation, k_up.dtype, parts.shape[1]) == "pallas":
         return _absorbed_queries_pallas(parts, k_up, place, turns)
     made = wide.added(parts, k_up.dtype).reshape(parts.shape[1], heads, -1)
     content, rotated = jnp.split(made, [content_size], axis=2)
@@ -46,13 +46,14 @@ def absorbed_queries(
 
 def head_values(out: jax.Array, v_up: jax.Array, place: Place, implementation: str | None = None) -> jax.Array:
     """Values of each head, as the module says."""
-    if _fits(v_up) and layer_kernels(implementation, out.dtype, out.shape[0]) == "pallas":
+    if takes(v_up) and layer_kernels(implementation, out.dtype, out.shape[0]) == "pallas":
         return _head_values_pallas(out, v_up, place)
     values = _per_head("hcl,hvl->hcv", out, place.of(v_up))
     return values.reshape(out.shape[0], -1)
 
 
-def _fits(weight: jax.Array) -> bool:
+def takes(weight: jax.Array) -> bool:
+    """Whether the kernels take factors of these sizes."""
     return all(size >= 16 and size == padded_size(size) for size in weight.shape[2:])
 
 

@@ -40,8 +40,11 @@ def merge(
     queries: jax.Array | jax.ShapeDtypeStruct,
     launch: MergeLaunch,
     interpret: bool,
+    early: bool,
 ) -> jax.Array:
-    """[B, C, heads, D] like `queries`; rows that see nothing, not even themselves in `ancestors`, give 0."""
+    """[B, C, heads, D] like `queries`; rows that see nothing, not even themselves in `ancestors`, give 0. early: only
+    kernels of this package read it (`early_launch`).
+    """
     splits, tiles, *plane = partials.sums.shape
     sequences, count, heads, _ = queries.shape
     size = plane[0] if partials.rows_last else plane[1]
@@ -64,7 +67,7 @@ def merge(
         warps=launch.warps,
         stages=1,
         interpret=interpret,
-        early=True,
+        early=early,
     )
     out = call(*partials[:3], lengths, *(() if ancestors is None else (ancestors,)))
     return out.reshape(sequences, count, heads, size)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jddtree.models.layers import fitting_kernels
 from pallas_kernels import stack_matmul as stacks
 from pallas_kernels import versions
 from pallas_kernels.draft_attention import Block, draft_attention
@@ -216,6 +217,16 @@ def test_parts_follow_from_the_sizes() -> None:
         assert columns % (launch.step * launch.parts) == 0 and launch.parts <= stacks.MOST_PARTS
         programs = launch.parts * tiles
         assert launch.parts == 1 or (steps // launch.parts >= stacks.LEAST_STEPS and programs <= stacks.PROGRAMS)
+
+
+def test_layers_with_an_odd_size_have_no_kernels_at_all() -> None:
+    """Else XLA's twin would stand among kernels that let one another be launched early."""
+    shape = jax.ShapeDtypeStruct
+    whole = {"o": shape((2, 96, 64), jnp.bfloat16), "k_up": shape((2, 4, 32, 64), jnp.bfloat16)}
+    whole |= {"post_norm": shape((2, 96), jnp.bfloat16), "forced": shape((2, 8, 3), jnp.int32)}
+    assert [fitting_kernels(name, whole) for name in (None, "pallas", "xla")] == [None, "pallas", "xla"]
+    for odd in ({"o": shape((2, 96, 80), jnp.bfloat16)}, {"k_up": shape((2, 4, 24, 64), jnp.bfloat16)}):
+        assert fitting_kernels(None, whole | odd) == "xla"
 
 
 class TestSelection:

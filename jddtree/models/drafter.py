@@ -14,13 +14,13 @@ from jax import lax
 
 from jddtree.config import DrafterConfig
 from jddtree.models import rope
-from jddtree.models.layers import Weights, gated_mlp, meet, rms_norm
+from jddtree.models.layers import Weights, fitting_kernels, gated_mlp, meet, rms_norm
 from jddtree.models.parameters import Tree
 from pallas_kernels import wide
 from pallas_kernels.draft_attention import Block, draft_attention
 from pallas_kernels.draft_heads import draft_heads
 from pallas_kernels.residual_norm import residual_norm
-from pallas_kernels.selection import Place
+from pallas_kernels.selection import Place, padded_size
 from pallas_kernels.stack_matmul import stack_matmul
 
 
@@ -47,6 +47,8 @@ class Drafter(nnx.Module):
     """
 
     def __init__(self, config: DrafterConfig, arrays: Tree, axis: str | None = None, kernels: str | None = None):
+        fits = config.head_dim >= 16 and config.head_dim == padded_size(config.head_dim)
+        kernels = fitting_kernels(kernels, arrays["layers"]) if fits else "xla"
         self.config, self.axis, self.kernels = config, axis, kernels
         self.ends = Weights({name: arrays[name] for name in ("fc", "hidden_norm", "norm")})
         self.layers = Weights(arrays["layers"])

@@ -3,11 +3,13 @@
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jddtree.parallel.mesh import total
 from pallas_kernels import wide
 from pallas_kernels.gated_activation import gated_activation
+from pallas_kernels.head_projection import takes
 from pallas_kernels.residual_norm import RoutedRows, block_sum
 from pallas_kernels.residual_norm import rms_norm as plain_rms_norm
 from pallas_kernels.selection import Place
@@ -43,6 +45,17 @@ def contract(x: jax.Array, weight: jax.Array) -> jax.Array:
 def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Array:
     """`residual_norm.rms_norm` with a parameter as its weight."""
     return plain_rms_norm(x, weight[...], eps)
+
+
+def fitting_kernels(kernels: str | None, arrays: dict[str, jax.Array]) -> str | None:
+    """`kernels`, or "xla" where the layers' stacks have a size that a kernel does not take.
+
+    Kernels let one another be launched early, which a twin among them, made by XLA, must not be (`early_launch`).
+    """
+    products = [array for array in arrays.values() if array.ndim == 3 and jnp.issubdtype(array.dtype, jnp.floating)]
+    factors = [arrays[name] for name in ("k_up", "v_up") if name in arrays]
+    fit = all(array.shape[2] % 32 == 0 for array in products) and all(map(takes, factors))
+    return kernels if fit else "xla"
 
 
 def gated_mlp(

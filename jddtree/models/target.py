@@ -14,7 +14,7 @@ from flax import nnx
 from jax import lax
 
 from jddtree.config import TargetConfig
-from jddtree.models.layers import Weights, contract, gated_mlp, meet, rms_norm
+from jddtree.models.layers import Weights, contract, fitting_kernels, gated_mlp, meet, rms_norm
 from jddtree.models.mla import LatentAttention, Rows, View, view_of
 from jddtree.models.moe import Experts
 from jddtree.models.parameters import Tree
@@ -107,6 +107,8 @@ class Target(nnx.Module):
         kernels: str | None = None,
         axis: str | None = None,
     ):
+        for group in ("dense", "moe"):
+            kernels = fitting_kernels(kernels, arrays.get(group, {}))
         self.config, self.taps, self.kernels, self.axis = config, taps, kernels, axis
         self.ends = Weights({name: arrays[name] for name in ("embed", "norm", "head")})
         self.dense = DenseLayers(config, arrays.get("dense", {}), kernels, axis)
