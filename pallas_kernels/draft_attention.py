@@ -51,10 +51,14 @@ class Block(NamedTuple):
 def draft_attention(block: Block, implementation: str | None = None) -> jax.Array:
     """Attend as the module says."""
     batch, count, _, size = block.queries.shape
-    fits = size >= 16 and size == padded_size(size)
-    if fits and layer_kernels(implementation, block.queries.dtype, batch * count) == "pallas":
+    if takes_heads(size) and layer_kernels(implementation, block.queries.dtype, batch * count) == "pallas":
         return _draft_attention_pallas(block)
     return _draft_attention_xla(block)
+
+
+def takes_heads(size: int) -> bool:
+    """Whether the kernel takes heads of `size` values."""
+    return size >= 16 and size == padded_size(size)
 
 
 def _draft_attention_xla(block: Block) -> jax.Array:

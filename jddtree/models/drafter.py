@@ -17,10 +17,10 @@ from jddtree.models import rope
 from jddtree.models.layers import Weights, fitting_kernels, gated_mlp, meet, rms_norm
 from jddtree.models.parameters import Tree
 from pallas_kernels import wide
-from pallas_kernels.draft_attention import Block, draft_attention
+from pallas_kernels.draft_attention import Block, draft_attention, takes_heads
 from pallas_kernels.draft_heads import draft_heads
 from pallas_kernels.residual_norm import residual_norm
-from pallas_kernels.selection import Place, padded_size
+from pallas_kernels.selection import Place
 from pallas_kernels.stack_matmul import stack_matmul
 
 
@@ -33,12 +33,17 @@ class Stream(NamedTuple):
 
 class Context(NamedTuple):
     """What the layers see beside the block: caches, keys and values [layers, B, S, key heads, head_dim], of which
-    `lengths` int32 [B] rows count; turns: cos and sin of the block's positions, float32 [B * block, head_dim / 2].
+    `lengths` int32 [B] rows count; turns: cos and sin of the block's positions, float32 [B * block, head_dim / 2];
+    windows and causal int32 [layers] as in `draft_attention`; norms [layers + 1, H]: the one before each layer, and the
+    one after the last. Made once, outside the loop over layers.
     """
 
     caches: tuple[jax.Array, jax.Array]
     lengths: jax.Array
     turns: tuple[jax.Array, jax.Array]
+    windows: jax.Array
+    causal: jax.Array
+    norms: jax.Array
 
 
 class Drafter(nnx.Module):
@@ -47,8 +52,7 @@ class Drafter(nnx.Module):
     """
 
     def __init__(self, config: DrafterConfig, arrays: Tree, axis: str | None = None, kernels: str | None = None):
-        fits = config.head_dim >= 16 and config.head_dim == padded_size(config.head_dim)
-        kernels = fitting_kernels(kernels, arrays["layers"]) if fits else "xla"
+        kernels = fitting_kernels(kernels, arrays["layers"]) if takes_heads(config.head_dim) else "xla"
         self.config, self.axis, self.kernels = config, axis, kernels
         self.ends = Weights({name: arrays[name] for name in ("fc", "hidden_norm", "norm")})
         self.layers = Weights(arrays["layers"])
@@ -108,9 +112,12 @@ class Drafter(nnx.Module):
         """The stream before the first layer and what all layers see; arguments as those of a call."""
         positions = lengths[:, None] + jnp.arange(embedded.shape[1], dtype=jnp.int32)[None, :]
         turns = rope.tables(self.config.rope, positions.reshape(-1))
-        x = embedded.reshape(-1, embedded.shape[-1])
-        x, normed, _ = self._norm(x, [], self._norms(), Place(jnp.int32(0)))
-        return Stream(x, normed), Context((keys, values), lengths, turns)
+        unlimited = np.iinfo(np.int32).max
+        windows = jnp.asarray([unlimited if window is None else window for window in self.config.windows], jnp.int32)
+        norms = jnp.concatenate([self.layers.input_norm[...], self.ends.norm[...][None]])
+        x, normed, _ = self._norm(embedded.reshape(-1, embedded.shape[-1]), [], norms, Place(jnp.int32(0)))
+        causal = jnp.asarray(self.config.causal, jnp.int32)
+        return Stream(x, normed), Context((keys, values), lengths, turns, windows, causal, norms)
 
     def layer(self, index: jax.Array, stream: Stream, context: Context) -> Stream:
         """One layer, `index` int32 []."""
@@ -121,7 +128,7 @@ class Drafter(nnx.Module):
         x, normed, _ = self._norm(stream.x, parts, layers.post_norm[...], place)
         mlp = gated_mlp(normed, (layers.mlp_gate, layers.mlp_up, layers.mlp_down), place, kernels, early)
         parts, _ = meet([mlp], None, self.axis)
-        return Stream(*self._norm(x, parts, self._norms(), Place(index, -1))[:2])
+        return Stream(*self._norm(x, parts, context.norms, Place(index, -1))[:2])
 
     def _attend(self, normed: jax.Array, index: jax.Array, context: Context) -> jax.Array:
         """What the heads give, [B * block, heads * head_dim]"""
@@ -131,15 +138,9 @@ class Drafter(nnx.Module):
         made = draft_heads(parts, norms, place, context.turns, config.rms_norm_eps, self.key_heads, self.kernels)
         batch = context.lengths.shape[0]
         queries, *own = (heads.reshape(batch, -1, *heads.shape[1:]) for heads in made)
-        unlimited = np.iinfo(np.int32).max
-        windows = jnp.asarray([unlimited if window is None else window for window in config.windows], jnp.int32)
-        causal = jnp.asarray(config.causal, jnp.int32)
-        block = Block(queries, (own[0], own[1]), context.caches, index, context.lengths, windows, causal)
+        seen = context.lengths, context.windows, context.causal
+        block = Block(queries, (own[0], own[1]), context.caches, index, *seen)
         return draft_attention(block, self.kernels).reshape(normed.shape[0], -1)
 
     def _norm(self, x: jax.Array, parts: list[jax.Array], norms: jax.Array, place: Place):
         return residual_norm(x, parts, None, norms, place, self.config.rms_norm_eps, self.kernels)
-
-    def _norms(self) -> jax.Array:
-        """The norm before each layer, and the one after the last, [layers + 1, H]"""
-        return jnp.concatenate([self.layers.input_norm[...], self.ends.norm[...][None]])
