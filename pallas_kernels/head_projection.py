@@ -23,8 +23,8 @@ from pallas_kernels.selection import Place, interpreted, layer_kernels, padded_s
 from pallas_kernels.versions import triton_call
 
 ROW_TILE = 16
-LATENT_TILE = 128
-VALUE_TILE = 32
+LATENT_TILE, VALUE_TILE = 64, 16  # columns of a program; twice as many where there are several row tiles
+STEP = 128  # latent columns of a load
 
 
 def absorbed_queries(
@@ -70,7 +70,7 @@ def _absorbed_queries_pallas(
     rows, (heads, _, latent) = parts.shape[1], k_up.shape[1:]
     width = latent + 2 * turns[0].shape[1]
     row_tile = min(ROW_TILE, padded_size(rows, 16))
-    columns = min(LATENT_TILE, latent)
+    columns = min(LATENT_TILE if rows <= ROW_TILE else 2 * LATENT_TILE, latent)
     call = triton_call(
         functools.partial(_queries_kernel, first_layer=place.first, row_tile=row_tile, columns=columns),
         name="absorbed_queries",
@@ -130,10 +130,11 @@ def _queries_kernel(
 
 def _head_values_pallas(out: jax.Array, v_up: jax.Array, place: Place) -> jax.Array:
     rows, (heads, size, latent) = out.shape[0], v_up.shape[1:]
-    row_tile, columns = min(ROW_TILE, padded_size(rows, 16)), min(VALUE_TILE, size)
+    row_tile = min(ROW_TILE, padded_size(rows, 16))
+    columns = min(VALUE_TILE if rows <= ROW_TILE else 2 * VALUE_TILE, size)
     call = triton_call(
         functools.partial(
-            _values_kernel, first_layer=place.first, row_tile=row_tile, columns=columns, step=min(LATENT_TILE, latent)
+            _values_kernel, first_layer=place.first, row_tile=row_tile, columns=columns, step=min(STEP, latent)
         ),
         name="head_values",
         grid=(heads, size // columns, -(-rows // row_tile)),
