@@ -58,7 +58,7 @@ def draft_attention(block: Block, implementation: str | None = None) -> jax.Arra
 
 def takes_heads(size: int) -> bool:
     """Whether the kernel takes heads of `size` values."""
-    return size >= 16 and size == padded_size(size)
+    return size == padded_size(size, 16)
 
 
 def _draft_attention_xla(block: Block) -> jax.Array:

@@ -54,7 +54,7 @@ def head_values(out: jax.Array, v_up: jax.Array, place: Place, implementation: s
 
 def takes(weight: jax.Array) -> bool:
     """Whether the kernels take factors of these sizes."""
-    return all(size >= 16 and size == padded_size(size) for size in weight.shape[2:])
+    return all(size == padded_size(size, 16) for size in weight.shape[2:])
 
 
 def _per_head(form: str, x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels.selection import MOST_ROWS
 from pallas_kernels.tree_attention_launch import MergeLaunch
 from pallas_kernels.tree_attention_partition import Partition
 from pallas_kernels.versions import triton_call
@@ -40,7 +41,7 @@ def merge(
     queries: jax.Array | jax.ShapeDtypeStruct,
     launch: MergeLaunch,
     interpret: bool,
-    early: bool,
+    early: bool = True,
 ) -> jax.Array:
     """[B, C, heads, D] like `queries`; rows that see nothing, not even themselves in `ancestors`, give 0. early: only
     kernels of this package read it (`early_launch`).
@@ -67,7 +68,7 @@ def merge(
         warps=launch.warps,
         stages=1,
         interpret=interpret,
-        early=early,
+        early=early and sequences * count <= MOST_ROWS,  # what multiplies more rows next is no kernel of ours
     )
     out = call(*partials[:3], lengths, *(() if ancestors is None else (ancestors,)))
     return out.reshape(sequences, count, heads, size)

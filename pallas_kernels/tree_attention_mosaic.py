@@ -20,7 +20,6 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import tree_attention_mosaic_split as split
-from pallas_kernels.selection import MOST_ROWS
 from pallas_kernels.tree_attention_launch import AttentionLaunch, splits, tile_rows
 from pallas_kernels.tree_attention_merge import Partials, merge
 from pallas_kernels.tree_attention_partition import Partition
@@ -63,8 +62,7 @@ def tree_attention_mosaic(
         own = lax.dynamic_index_in_dim(rows, layer, keepdims=False)[:, : queries.shape[1]] if stacked else rows
         rows = _padded(_without_padding(own, ancestors), tiles)[None]
     partials = split_attention(queries, cache, layer, lengths, rows, words, scale, launch, interpret)
-    early = queries.shape[0] * queries.shape[1] <= MOST_ROWS  # what multiplies more rows next is no kernel of ours
-    return merge(partials, lengths, ancestors, queries, launch.merge, interpret is not None, early)
+    return merge(partials, lengths, ancestors, queries, launch.merge, interpret is not None)
 
 
 def split_attention(

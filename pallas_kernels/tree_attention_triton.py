@@ -18,7 +18,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.selection import MOST_ROWS
 from pallas_kernels.tree_attention_launch import AttentionLaunch, TritonLaunch, splits
 from pallas_kernels.tree_attention_merge import LOWEST, Partials, merge
 from pallas_kernels.tree_attention_partition import Partition
@@ -41,8 +40,7 @@ def tree_attention_triton(
 ) -> jax.Array:
     """As tree_attention.tree_attention."""
     partials = split_attention(queries, cache, layer, lengths, rows, ancestors, latent_size, scale, launch, interpret)
-    early = queries.shape[0] * queries.shape[1] <= MOST_ROWS  # what multiplies more rows next is no kernel of ours
-    return merge(partials, lengths, ancestors, queries, launch.triton_merge, interpret, early)
+    return merge(partials, lengths, ancestors, queries, launch.triton_merge, interpret)
 
 
 def split_attention(
