@@ -1,22 +1,29 @@
 """Conversations to prompts, by the chat template of the model folder.
 
-Contract: `render` gives the template's text and `encode` its ids. By default no text from a message or a tool (content,
-names, roles, ids, schemas) becomes a control token: what such a text contains stays ordinary text, and all other ids
-equal those of the published tokenizer, which parses the whole rendered text and so lets messages forge control tokens
-(shared/facts/kimi_k26.md sections 4.1 and 4.2). `trust_content=True` repeats the published behaviour.
+Contract: `render` gives the template's text and `encode` the ids of exactly this text. By default only names
+of control tokens that the template wrote become control tokens (origin.py says which characters it wrote):
+what comes from messages and tools (content, names, roles, ids, schemas) stays ordinary text, whatever the
+template does with it. All other ids equal those of the published tokenizer, which parses the whole rendered
+text and so lets messages forge control tokens (shared/facts/kimi_k26.md sections 4.1 and 4.2).
+`trust_content=True` repeats the published behaviour.
+
+A template runs in a sandbox (template_environment.py) and may use 5 seconds of processor time, 2^24
+characters for the prompt or any other value (items of lists count 64), 2^29 for all values together and a
+source of 2^16 characters (template_limits.py). Whatever goes wrong in it is one line of `UserError`.
 """
 
-import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jddtree.errors import UserError
-from jddtree.text.guard import MarkerGuard, texts_in
-from jddtree.text.messages import MEDIA_TYPES, check_messages, check_tools
+from jddtree.text.messages import check_messages, check_tools
+from jddtree.text.origin import origin_of, written
+from jddtree.text.template_environment import TemplateEnvironment
+from jddtree.text.template_limits import MAX_SOURCE, TemplateLimit
 from jddtree.text.tokenizer import Tokenizer
 from jddtree.text.tools import NotExpressible, sorted_by_key, tools_to_typescript
 from jddtree.text.vocabulary import read_json
@@ -24,43 +31,53 @@ from jddtree.text.vocabulary import read_json
 Message = dict[str, Any]
 ToolStyle = Literal["json", "typescript"]
 
-# Roles and part types that templates compare with; they hold no text of a user.
-_ROLES = frozenset({"system", "user", "assistant", "tool"})
-_PART_TYPES = MEDIA_TYPES | {"text"}
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Variables of a template that name a special token, as in the transformers library."""
+_MORE_TOKENS = "additional_special_tokens"
+_WRITTEN_RUN = re.compile(rb"\x01+")
+_REASON_LENGTH = 200
+_ADVICE = "download the template again"
 
 
 class ChatTemplate:
     """One compiled chat template; immutable, usable from several threads."""
 
-    def __init__(self, source: str, name: str = "chat template"):
-        """Compile a Jinja template; `name` is where it came from. Raises UserError for a syntax error."""
+    def __init__(self, source: str, name: str = "chat template", special_tokens: Mapping[str, Any] | None = None):
+        """Compile a Jinja template; `name` is where it came from, `special_tokens` are variables by name.
+
+        Raises UserError when the source is too long or Jinja cannot compile it.
+        """
         self._name = name
-        self._source = source
+        self._special_tokens = dict(special_tokens or {})
+        self._environment = TemplateEnvironment()
+        if len(source) > MAX_SOURCE:
+            raise UserError(f"{name} has {len(source)} characters, expected at most {MAX_SOURCE}; shorten it")
         try:
-            self._template = _environment().from_string(source)
+            self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise UserError(f"{name} line {error.lineno}: {error.message}; download the template again") from error
+            raise UserError(f"{name} line {error.lineno}: {error.message}; {_ADVICE}") from error
+        except Exception as error:
+            raise UserError(f"{name} cannot be compiled: {_reason(error)}; {_ADVICE}") from error
 
     @classmethod
     def from_directory(cls, path: str | Path) -> "ChatTemplate":
         """The template in `chat_template.jinja`, else the `chat_template` of `tokenizer_config.json`.
 
-        Raises UserError when the folder has neither, or the template does not compile.
+        The special tokens are those of `tokenizer_config.json`, if it exists. Raises UserError when the folder has
+        neither template, or the template does not compile.
         """
         file = Path(path) / "chat_template.jinja"
-        if file.exists():
-            try:
-                return cls(file.read_text(encoding="utf-8"), str(file))
-            except (OSError, UnicodeDecodeError) as error:
-                raise UserError(f"{file} cannot be read ({error}); check the file and its permissions") from error
         config = Path(path) / "tokenizer_config.json"
-        source = read_json(config).get("chat_template")
+        fields = read_json(config) if config.exists() or not file.exists() else {}
+        if file.exists():
+            return cls(_read_source(file), str(file), _special_tokens(fields))
+        source = fields.get("chat_template")
         if not isinstance(source, str):
             raise UserError(
                 f"{file} does not exist and {config} has chat_template {str(source)[:40]!r}, expected a template; "
                 "copy chat_template.jinja of the model into the folder"
             )
-        return cls(source, f"chat_template in {config}")
+        return cls(source, f"chat_template in {config}", _special_tokens(fields))
 
     def render(
         self,
@@ -83,7 +100,7 @@ class ChatTemplate:
         Raises UserError for bad messages or tools, and when the template refuses them.
         """
         variables = self._variables(messages, tools, tool_style, allow_media)
-        return self._render(variables, thinking, add_generation_prompt, preserve_thinking)
+        return str.__str__(self._render(variables, thinking, add_generation_prompt, preserve_thinking))
 
     def encode(
         self,
@@ -100,18 +117,15 @@ class ChatTemplate:
     ) -> list[int]:
         """Prompt ids of a conversation; options and errors as in `render`.
 
-        Only the template's own control tokens become control tokens, unless `trust_content`: then every special token
-        name in the rendered text does, as in the published tokenizer. The ids are the same when no text from the
-        messages or tools contains such a name or completes one together with its neighbours.
+        Only names of control tokens that the template wrote, all characters of them, become control tokens, unless
+        `trust_content`: then every name in the rendered text does, as in the published tokenizer. The ids are the same
+        when no text from the messages or tools contains such a name or completes one together with its neighbours.
         """
         variables = self._variables(messages, tools, tool_style, allow_media)
+        rendered = self._render(variables, thinking, add_generation_prompt, preserve_thinking)
         if trust_content:
-            rendered = self._render(variables, thinking, add_generation_prompt, preserve_thinking)
             return tokenizer.encode(rendered, allow_special=True)
-        guard = MarkerGuard(tokenizer, [self._source, *texts_in(variables)])
-        protected = guard.protect({**variables, "messages": None})
-        protected["messages"] = [_protect_message(guard, message) for message in variables["messages"]]
-        return guard.encode(self._render(protected, thinking, add_generation_prompt, preserve_thinking))
+        return tokenizer.encode_with_markers(rendered, _written_markers(tokenizer, rendered))
 
     @staticmethod
     def _variables(
@@ -126,57 +140,64 @@ class ChatTemplate:
         check_tools(tools)
         if tool_style == "json":
             return {"messages": messages, "tools": tools}
+        variables = {"messages": messages, "tools": sorted_by_key(tools)}
         try:
-            return {"messages": messages, "tools": tools, "tools_ts_str": tools_to_typescript(tools)}
+            return variables | {"tools_ts_str": tools_to_typescript(tools)}
         except NotExpressible:
-            return {"messages": messages, "tools": sorted_by_key(tools)}
+            return variables
 
     def _render(
         self, variables: Mapping[str, Any], thinking: bool, add_generation_prompt: bool, preserve_thinking: bool
     ) -> str:
+        options = {
+            "thinking": thinking,
+            "add_generation_prompt": add_generation_prompt,
+            "preserve_thinking": preserve_thinking,
+            "documents": None,
+        }
         try:
-            return self._template.render(
-                **variables,
-                thinking=thinking,
-                add_generation_prompt=add_generation_prompt,
-                preserve_thinking=preserve_thinking,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise UserError(f"{self._name} cannot render these messages: {error}; check roles and contents") from error
+            with self._environment.limited():
+                context = self._template.new_context({**self._special_tokens, **options, **variables})
+                return self._environment.concat(self._template.root_render_func(context))
+        except Exception as error:
+            raise UserError(
+                f"{self._name} cannot render these messages: {_reason(error)}; check roles and contents"
+            ) from error
 
 
-def _protect_message(guard: MarkerGuard, message: Message) -> Message:
-    """The message with every text protected but its role and part types, which templates compare with."""
-    protected = guard.protect(message)
-    if message["role"] in _ROLES:
-        protected["role"] = message["role"]
-    content = message.get("content")
-    if isinstance(content, list):
-        for part, original in zip(protected["content"], content, strict=True):
-            if original["type"] in _PART_TYPES:
-                part["type"] = original["type"]
-    return protected
+def _written_markers(tokenizer: Tokenizer, rendered: str) -> list[tuple[int, int]]:
+    """Ranges of the control tokens' names that the template wrote, from left to right."""
+    text = str.__str__(rendered)
+    runs = (run.span() for run in _WRITTEN_RUN.finditer(origin_of(rendered)))
+    return [
+        (start + first, start + last) for start, end in runs for first, last in tokenizer.find_markers(text[start:end])
+    ]
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The Jinja dialect in which published chat templates are written (that of the transformers library)."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
+def _special_tokens(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Template variables that a tokenizer's configuration sets; each counts as written by the template."""
+    named = {name: _token_text(fields.get(name)) for name in SPECIAL_TOKENS}
+    tokens: dict[str, Any] = {name: written(text) for name, text in named.items() if text}
+    more = fields.get(_MORE_TOKENS)
+    if isinstance(more, list):
+        tokens[_MORE_TOKENS] = [written(text) for text in map(_token_text, more) if text]
+    return tokens
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _token_text(value: Any) -> str | None:
+    """The text of a special token, which is given as itself or as the `content` of an object."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+def _read_source(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read ({error}); check the file and its permissions") from error
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, short; errors of Python itself are named."""
+    text = str(error)[:_REASON_LENGTH] or "no message"
+    return text if isinstance(error, jinja2.TemplateError | TemplateLimit) else f"{type(error).__name__}: {text}"

@@ -23,6 +23,7 @@ def check_messages(messages: Any, *, allow_media: bool = False) -> None:
     if not messages:
         raise UserError("messages is an empty list, expected at least one message; add a user message")
     for index, message in enumerate(messages):
+        check_json(f"message {index}", message)
         _check_message(f"message {index}", message, allow_media)
 
 
@@ -31,11 +32,11 @@ def check_tools(tools: Any) -> None:
     if not isinstance(tools, list):
         raise UserError(f"tools is {_shown(tools)}, expected a list of objects with type and function")
     for index, tool in enumerate(tools):
+        check_json(f"tool {index}", tool)
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
             raise UserError(f"tool {index} is {_shown(tool)}, expected an object with a type such as 'function'")
         if tool["type"] == "function":
             _check_function(f"tool {index}", tool.get("function"))
-        check_json(f"tool {index}", tool)
 
 
 def check_json(where: str, value: Any, depth: int = 0) -> None:
@@ -68,7 +69,6 @@ def _check_message(where: str, message: Any, allow_media: bool) -> None:
         raise UserError(f"{where} has role 'tool' and tool_call_id {shown}, expected the id of the call it answers")
     _check_content(where, role, message.get("content"), allow_media)
     _check_calls(where, message.get("tool_calls"))
-    check_json(where, message)
 
 
 def _check_content(where: str, role: str, content: Any, allow_media: bool) -> None:
@@ -103,6 +103,9 @@ def _check_calls(where: str, calls: Any) -> None:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(call.get("id"), str):
             raise UserError(f"{where} tool call {index} is {_shown(call)}, expected an object with id and function")
+        if not isinstance(function.get("name"), str | None):
+            shown = _shown(function["name"])
+            raise UserError(f"{where} tool call {index} has function name {shown}, expected a text")
         if not isinstance(function.get("arguments"), str | dict):
             shown = _shown(function.get("arguments"))
             raise UserError(f"{where} tool call {index} has arguments {shown}, expected a text or an object")
@@ -118,5 +121,8 @@ def _check_function(where: str, function: Any) -> None:
 
 def _shown(value: Any) -> str:
     """The value for an error message, on one line and short."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # Nested too deeply, or a number with too many digits.
+        text = f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else text[:77] + "..."
