@@ -160,7 +160,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             left = tracked(left)
         if operator == "%" and isinstance(left, Markup):
             join_texts("", percent_pieces(str.__str__(left), right))  # Raises TemplateLimit where Markup would not.
-        return self.admit(super().call_binop(context, operator, left, right))
+        result = super().call_binop(context, operator, left, right)
+        return self._thread.budget.admit_sum(left, right, result) if operator == "+" else self.admit(result)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """An attribute or item; methods of a text are those of OriginText."""

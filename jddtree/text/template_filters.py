@@ -33,17 +33,17 @@ def bounded_filter(environment: "TemplateEnvironment", name: str, call: Callable
     @functools.wraps(call)
     def bounded(*values: Any, **named: Any) -> Any:
         environment.check_time()
+        if name in _SLOW:
+            _check_slow(name, values)
         if name in _SIZED:
             arguments = [*values[1:], *named.values()]
             check_width(*arguments, *(len(text) for text in arguments if isinstance(text, str)))
-        if name in _SLOW:
-            _check_slow(environment, name, values)
         return environment.admit(call(*map(tracked, values), **named))
 
     return bounded
 
 
-def _check_slow(environment: "TemplateEnvironment", name: str, values: tuple[Any, ...]) -> None:
+def _check_slow(name: str, values: tuple[Any, ...]) -> None:
     for value in values:
         if isinstance(value, str) and len(value) > MAX_WIDTH:
             raise TemplateLimit(f"its filter {name!r} gets more than {MAX_WIDTH} characters")

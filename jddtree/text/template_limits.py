@@ -14,13 +14,14 @@ MAX_BITS for whole numbers. Jinja's sandbox adds 100,000 numbers per `range`.
 import time
 from collections.abc import ItemsView, Iterable, KeysView, ValuesView
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MAX_SOURCE = 2**16
 """Characters of a template's source; published ones have up to some 30,000."""
 MAX_SECONDS = 5.0
 MAX_SIZE = 2**24
-MAX_TOTAL = 2**29
+MAX_TOTAL = 2**30
 MAX_DEPTH = 200
 MAX_WIDTH = 2**16
 MAX_BITS = 2**16
@@ -37,6 +38,11 @@ class Extent(NamedTuple):
 
     size: int
     depth: int
+
+
+_TEXTS = (str, bytes)
+_ATOMS = frozenset({int, float, bool, type(None)})
+_ATOM = Extent(NODE_SIZE, 0)
 
 
 class Budget:
@@ -67,25 +73,40 @@ class Budget:
             raise TemplateLimit(f"its values take more than {MAX_TOTAL} characters in all")
         return value
 
+    def admit_sum(self, left: Any, right: Any, value: Any) -> Any:
+        """As `admit` for the sum of two values; of lists only the two extents are added up."""
+        if isinstance(value, list | tuple):
+            first = self._extent(left)
+            second = self._extent(right)
+            extent = Extent(first.size + second.size - NODE_SIZE, max(first.depth, second.depth))
+            self._known[id(value)] = value, extent
+        return self.admit(value)
+
     def _extent(self, value: Any) -> Extent:
+        if isinstance(value, _TEXTS):
+            return Extent(len(value), 0)
+        if type(value) in _ATOMS:
+            return _ATOM
+        known = self._known.get(id(value))
+        if known is not None:
+            return known[1]
         items = children(value)
         if items is None:
-            return Extent(len(value) if isinstance(value, str | bytes) else NODE_SIZE, 0)
-        if id(value) not in self._known:
-            extents = [self._extent(item) for item in items]
-            size = NODE_SIZE + sum(NODE_SIZE + extent.size for extent in extents)
-            depth = 1 + max((extent.depth for extent in extents), default=0)
-            self._known[id(value)] = value, Extent(size, depth)
-        return self._known[id(value)][1]
+            return _ATOM
+        extents = [self._extent(item) for item in items]
+        size = NODE_SIZE + sum(NODE_SIZE + extent.size for extent in extents)
+        depth = 1 + max((extent.depth for extent in extents), default=0)
+        self._known[id(value)] = value, Extent(size, depth)
+        return Extent(size, depth)
 
 
 def children(value: Any) -> Iterable[Any] | None:
     """What a list or an object holds, keys included; None for every other value."""
     if isinstance(value, list | tuple | set | frozenset):
         return value
-    if isinstance(value, KeysView | ValuesView | ItemsView) and hasattr(value, "mapping"):
-        value = value.mapping
-    elif not isinstance(value, dict):
+    if isinstance(value, KeysView | ValuesView | ItemsView):
+        value = getattr(value, "mapping", value)
+    if not isinstance(value, dict | MappingProxyType):
         return None
     return chain(value.keys(), value.values())
 
