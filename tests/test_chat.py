@@ -329,6 +329,48 @@ def test_schemas_without_typescript_are_declared_as_json(schema):
     )
 
 
+BUILTIN = {"type": "builtin_function", "function": {"name": "$web_search"}}
+OTHER = {"type": "_plugin", "z": [{"b": 1, "a": {"d": "x", "c": [{"f": 2, "e": 3}]}}], "B": None}
+
+
+@pytest.mark.parametrize(
+    ("tools", "expected"),
+    [
+        ([BUILTIN], '[{"function":{"name":"$web_search"},"type":"builtin_function"}]'),
+        ([OTHER], '[{"B":null,"type":"_plugin","z":[{"a":{"c":[{"e":3,"f":2}],"d":"x"},"b":1}]}]'),
+        (
+            [OTHER, BUILTIN],
+            '[{"B":null,"type":"_plugin","z":[{"a":{"c":[{"e":3,"f":2}],"d":"x"},"b":1}]},'
+            '{"function":{"name":"$web_search"},"type":"builtin_function"}]',
+        ),
+        ([BUILTIN, function_tool({})], tools_to_typescript([function_tool({})])),
+        (
+            [BUILTIN, function_tool({"properties": {"a": {"type": 5}}})],
+            '[{"function":{"name":"$web_search"},"type":"builtin_function"},'
+            '{"function":{"name":"f","parameters":{"properties":{"a":{"type":5}}}},'
+            '"type":"function"}]',
+        ),
+    ],
+)
+def test_tools_that_are_no_functions_are_declared_as_sorted_json(tools, expected):
+    declared = f"<|im_system|>tool_declare<|im_middle|>{expected}<|im_end|><|im_user|>"
+    assert TEMPLATE.render([USER], tools=tools).startswith(declared)
+    if tools == [BUILTIN]:
+        expected = json.dumps(tools, separators=(",", ":"))
+        assert TEMPLATE.render([USER], tools=tools, tool_style="json").startswith(
+            f"<|im_system|>tool_declare<|im_middle|>{expected}"
+        )
+
+
+def test_a_template_that_prints_all_tools_gets_them_sorted():
+    template = ChatTemplate("{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ tools_ts_str is defined }}")
+    text = template.render([USER], tools=[function_tool({"type": "object", "properties": {}}), BUILTIN])
+    assert text == (
+        '{"function": {"name": "f", "parameters": {"properties": {}, "type": "object"}}, "type": "function"}'
+        '{"function": {"name": "$web_search"}, "type": "builtin_function"}True'
+    )
+
+
 CALL = {"id": "functions.f:0", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -339,6 +381,11 @@ def call_with(**changes: Any) -> list[dict[str, Any]]:
 NESTED: dict[str, Any] = {"x": None}
 for _ in range(200):
     NESTED = {"x": NESTED}
+DEEP: list[Any] = []
+for _ in range(5000):
+    DEEP = [DEEP]
+LOOP: list[Any] = []
+LOOP.append(LOOP)
 
 
 @pytest.mark.parametrize(
@@ -364,10 +411,22 @@ for _ in range(200):
         ([USER, {"role": "assistant", "tool_calls": {}}], r"message 1 has tool_calls \{\}, expected a list"),
         (call_with(id=None), "message 1 tool call 1 is .*, expected an object with id and function"),
         (call_with(function="f"), "message 1 tool call 1 is .*, expected an object with id and function"),
+        (call_with(function={"name": 5, "arguments": "{}"}), "message 1 tool call 1 has function name 5, expected"),
         (call_with(function={"arguments": None}), "message 1 tool call 1 has arguments None, expected"),
         ([USER | {"extra": {1}}], r"message 0: value \{1\} is a set; use only JSON values"),
         ([USER | {"extra": [{5: 6}]}], "message 0: key 5 is not a text"),
         ([USER | {"extra": NESTED}], "message 0: values are nested deeper than 100"),
+        ([DEEP], "message 0: values are nested deeper than 100"),
+        ([{"role": DEEP}], "message 0: values are nested deeper than 100"),
+        ([{"role": "user", "content": DEEP}], "message 0: values are nested deeper than 100"),
+        ([LOOP], "message 0: values are nested deeper than 100"),
+        ({"role": DEEP}, "messages is a dict that cannot be shown, expected a list"),
+        ([{"role": 10**5000}], "message 0 has role a int that cannot be shown, expected"),
+        ([USER | {"role": "user\ud800" * 100, "name": b"x"}], "message 0: value b'x' is a bytes"),
+        (None, "messages is None, expected a list"),
+        ([None], "message 0 is None, expected an object"),
+        ([1, 2, 3], "message 0 is 1, expected an object"),
+        ([[]], r"message 0 is \[\], expected an object"),
     ],
 )
 def test_bad_messages(messages, expected):
@@ -386,6 +445,13 @@ def test_bad_messages(messages, expected):
         ([{"type": "function"}], "tool 0 has function None, expected an object with a name"),
         ([{"type": "other"}, {"type": "function", "function": {}}], "tool 1 has function name None"),
         ([function_tool({"x": b""})], "tool 0: value b'' is a bytes"),
+        ([function_tool(DEEP)], "tool 0: values are nested deeper than 100"),
+        ([DEEP], "tool 0: values are nested deeper than 100"),
+        ({"x": DEEP}, "tools is a dict that cannot be shown, expected a list"),
+        ([{"type": ["function"]}], "tool 0 is .*, expected an object with a type"),
+        ([{"type": "function", "function": [1]}], r"tool 0 has function \[1\], expected an object"),
+        ([{"type": "function", "function": {"name": ["f"]}}], r"tool 0 has function name \['f'\], expected a text"),
+        ("tools", "tools is 'tools', expected a list"),
     ],
 )
 def test_bad_tools(tools, expected):
@@ -427,6 +493,28 @@ def test_template_syntax_error():
 def test_template_that_refuses(source):
     with pytest.raises(UserError, match="mine cannot render these messages: .*; check roles and contents"):
         ChatTemplate(source, "mine").render([USER])
+
+
+JSON_VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["user", "text"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+FIELD = st.sampled_from(
+    ["role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "type", "text", "function"]
+)
+MESSAGE = st.dictionaries(FIELD, JSON_VALUE | st.sampled_from(["user", "assistant", "tool", "system"]), max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(MESSAGE | JSON_VALUE, max_size=3) | JSON_VALUE, st.none() | st.lists(MESSAGE, max_size=2) | JSON_VALUE)
+def test_any_json_as_messages_gives_ids_or_one_line(messages, tools):
+    try:
+        ids = TEMPLATE.encode(TOKENIZER, messages, tools=tools)
+    except UserError as error:
+        assert "\n" not in str(error) and len(str(error)) < 400
+    else:
+        assert ids and all(type(identifier) is int for identifier in ids)
 
 
 def test_the_dialect_of_published_templates():

@@ -156,6 +156,9 @@ def test_ids_are_those_of_the_rendered_text(source, pieces):
 
 # Every operation on texts that Jinja or Python offers, in templates whose texts are the template's and the user's.
 OPERATIONS = """
+messages | messages|tojson | messages|selectattr('role', 'equalto', 'user')|list | messages|map(attribute='content')|join
+messages|rejectattr('role', 'eq', 'x')|first | (messages|last).content | messages[-1]['content'] | messages[::-1][0].role
+messages[0].items()|list | messages[0].get('x', s) | messages[0].keys()|join(', ') | messages[0]|dictsort|first|last
 s.capitalize() | s.casefold() | s.center(30) | s.center(31, '*') | s.count('a') | s.encode()
 s.endswith('x') | s.expandtabs(4) | s.find('b') | s.format(1) | s.index('b') | s.isalnum()
 s.join(['1', s]) | s.ljust(40, '.') | s.lower() | s.lstrip() | s.lstrip('<a') | s.partition('b')

@@ -123,9 +123,10 @@ class ChatTemplate:
         """
         variables = self._variables(messages, tools, tool_style, allow_media)
         rendered = self._render(variables, thinking, add_generation_prompt, preserve_thinking)
+        text = str.__str__(rendered)
         if trust_content:
-            return tokenizer.encode(rendered, allow_special=True)
-        return tokenizer.encode_with_markers(rendered, _written_markers(tokenizer, rendered))
+            return tokenizer.encode(text, allow_special=True)
+        return tokenizer.encode_with_markers(text, _written_markers(tokenizer, text, origin_of(rendered)))
 
     @staticmethod
     def _variables(
@@ -165,13 +166,14 @@ class ChatTemplate:
             ) from error
 
 
-def _written_markers(tokenizer: Tokenizer, rendered: str) -> list[tuple[int, int]]:
+def _written_markers(tokenizer: Tokenizer, text: str, origin: bytes) -> list[tuple[int, int]]:
     """Ranges of the control tokens' names that the template wrote, from left to right."""
-    text = str.__str__(rendered)
-    runs = (run.span() for run in _WRITTEN_RUN.finditer(origin_of(rendered)))
-    return [
-        (start + first, start + last) for start, end in runs for first, last in tokenizer.find_markers(text[start:end])
-    ]
+    markers: list[tuple[int, int]] = []
+    for run in _WRITTEN_RUN.finditer(origin):
+        start = run.start()
+        names = tokenizer.find_markers(text[start : run.end()])
+        markers += [(start + first, start + last) for first, last in names]
+    return markers
 
 
 def _special_tokens(fields: Mapping[str, Any]) -> dict[str, Any]:
