@@ -1,28 +1,28 @@
 """A Hugging Face checkpoint folder: which tensor lies where, and its bytes without a copy.
 
 The folder holds `model.safetensors.index.json` with its shards, or one `model.safetensors`, or several shards without
-an index (those named model*, if there are such). Headers are read when the folder is opened and every shard's size is
-checked then; data is memory-mapped at the first read. Format: https://github.com/huggingface/safetensors (header length
-in 8 bytes, JSON header, data).
+an index (those named model*, if there are such). The index may name shards in folders of the folder, but none outside
+(`converters.file_names`). Headers are read when the folder is opened and every shard's size is checked then; data is
+memory-mapped at the first read. Format: https://github.com/huggingface/safetensors (header length in 8 bytes, JSON
+header, data); the library of that name has the last word on a header.
 
 Also here: what every converter reports, and the one error that lists all differences to what a model needs.
 """
 
-import json
-import math
 import mmap
+import os
 import re
-import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from converters.file_names import inside
+from converters.shard_header import DTYPES, Entry, read_header
 from jddtree.config import read_json
 from jddtree.errors import UserError
 
@@ -30,43 +30,10 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 OPEN_SHARDS = 4  # maps kept, so that tensors that straddle shards do not open a file again and again
 LISTED = 8  # names that an error shows of each kind
-DTYPES: Mapping[str, npt.DTypeLike] = {
-    "BF16": ml_dtypes.bfloat16,
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U64": np.uint64,
-    "U32": np.uint32,
-    "U16": np.uint16,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-}
 
 Array = npt.NDArray[Any]
 Progress = Callable[[int, int], None]
 Specification = Mapping[str, tuple[str, tuple[int, ...]]]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor. dtype: the safetensors name ("BF16"). begin, end: bytes from the start of the shard's file."""
-
-    shard: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the data."""
-        return self.end - self.begin
 
 
 @dataclass(frozen=True)
@@ -104,13 +71,13 @@ class Checkpoint:
 
     def __init__(self, directory: Path):
         self.directory = Path(directory)
-        if not self.directory.is_dir():
+        if not os.path.isdir(self.directory):
             raise UserError(f"{self.directory} is not a folder; give the folder of a Hugging Face checkpoint")
         self.index = read_index(self.directory)
         self.shards = _shard_names(self.directory, self.index)
         self.entries: dict[str, Entry] = {}
         for shard in self.shards:
-            self._add(shard, read_header(self.directory / shard))
+            self._add(shard, read_header(self.directory / shard, shard))
         self.notes = self._check_index()
         self._numbers = {shard: number for number, shard in enumerate(self.shards)}
         self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
@@ -170,45 +137,25 @@ class Checkpoint:
 
 
 def read_index(directory: Path) -> Index | None:
-    """The index file of a folder, None where there is none. Raises UserError when it is not an index."""
+    """The index file of a folder, None where there is none.
+
+    Raises UserError when it is not an index, or names a shard that would lie outside the folder.
+    """
     path = Path(directory) / INDEX_NAME
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     values = read_json(path)
     weights, metadata = values.get("weight_map"), values.get("metadata")
     if not isinstance(weights, dict) or not weights or not all(type(shard) is str for shard in weights.values()):
         raise UserError(f"{path}: field 'weight_map' does not map tensor names to shards; download the index again")
-    size = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return Index(weights, int(size) if isinstance(size, int | float) else None)
-
-
-def read_header(path: Path) -> dict[str, Entry]:
-    """The tensors that one safetensors file declares, in file order.
-
-    Raises UserError, naming the file, when it is no safetensors file or shorter than its header says.
-    """
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if start.startswith(b"version "):
+    for shard in sorted(set(weights.values())):
+        if not inside(shard):
             raise UserError(
-                f"{path} is a Git LFS pointer of {size} bytes, not the shard; run 'git lfs pull' in the folder"
+                f"{path}: field 'weight_map' names the shard {shard[:80]!r}, which is no file inside the folder; "
+                "download the index again"
             )
-        if not 2 <= length <= size - 8:
-            raise UserError(f"{path} has {size} bytes, but its header says {length + 8}; download the shard again")
-        raw = file.read(length)
-    try:
-        header = json.loads(raw)
-        entries = {
-            name: _entry(path.name, 8 + length, value) for name, value in header.items() if name != "__metadata__"
-        }
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} has a corrupt header of {length} bytes ({error}); download the shard again") from None
-    end = max((entry.end for entry in entries.values()), default=8 + length)
-    if end > size:
-        raise UserError(f"{path} has {size} bytes, but its header needs {end}; download the shard again")
-    return entries
+    size: Any = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return Index(weights, int(size) if type(size) in (int, float) else None)
 
 
 def differences(
@@ -254,29 +201,18 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:LISTED]) + more
 
 
-def _entry(shard: str, data: int, value: Mapping[str, Any]) -> Entry:
-    """value: {"dtype", "shape", "data_offsets"} of a header; data: byte where the offsets begin."""
-    begin, end = (int(offset) for offset in value["data_offsets"])
-    dtype, shape = str(value["dtype"]), tuple(int(size) for size in value["shape"])
-    if begin < 0 or end < begin or any(size < 0 for size in shape):
-        raise ValueError(f"negative size: offsets {begin} to {end}, shape {list(shape)}")
-    if dtype in DTYPES and (wanted := math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize) != end - begin:
-        raise ValueError(f"{dtype} {list(shape)} needs {wanted} bytes, but has {end - begin}")
-    return Entry(shard, dtype, shape, data + begin, data + end)
-
-
 def _shard_names(directory: Path, index: Index | None) -> tuple[str, ...]:
     """Names of the files to read, sorted; all of them exist."""
     if index is not None:
         names = sorted(set(index.weight_map.values()))
-        lost = [name for name in names if not (directory / name).is_file()]
+        lost = [name for name in names if not os.path.isfile(directory / name)]
         if lost:
             raise UserError(
                 f"{directory} lacks {len(lost)} of the {len(names)} shards that {INDEX_NAME} names: {_listed(lost)}; "
                 "download them"
             )
         return tuple(names)
-    if (directory / SINGLE_NAME).is_file():
+    if os.path.isfile(directory / SINGLE_NAME):
         return (SINGLE_NAME,)
     names = sorted(path.name for path in directory.glob("model*.safetensors"))
     names = names or sorted(path.name for path in directory.glob("*.safetensors"))

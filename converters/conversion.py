@@ -72,10 +72,12 @@ class Conversion:
             del self.journal.done[number]
 
     def _present(self, number: int) -> bool:
-        """Whether a noted block exists and its files are still long enough to hold it."""
+        """Whether a noted block exists with a sum for each file, and its files are still long enough to hold it."""
         if number >= len(self.plan.blocks):
             return False
         part, block = self.plan.blocks[number]
+        if len(self.journal.done[number]) != len(block.paths):
+            return False
         for path, name in _files(part, block):
             file = self.out / part.name / name
             if not file.is_file() or file.stat().st_size < block.stop * _row_bytes(part, path):

@@ -1,8 +1,9 @@
 """The journal of a conversion: which blocks are on the disk, and their checksums. It is what resuming starts from.
 
 A text file: the identity of the conversion in the first line, then one line for each finished block. Lines are added
-only after the blocks' data was synced, so what it says holds after a power failure too; a last line that was cut off is
-dropped. A lock keeps a second conversion out of the same folder.
+only after the blocks' data was synced, so what it says holds after a power failure too. A last line that was cut off
+is dropped, and a line that says something else is dropped with all that follow it. A lock keeps a second conversion
+out of the same folder.
 """
 
 import fcntl
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from converters.disk import sync_folder
-from converters.manifest import JOURNAL, VERSION
+from converters.manifest import JOURNAL, VERSION, fingerprint
+from jddtree import strict_json
 from jddtree.errors import UserError
 
 Sums = tuple[int, ...]  # CRC-32 of a block in each of its files
@@ -69,21 +71,28 @@ class Journal:
             raise
 
     def _read(self) -> None:
-        raw = self.path.read_bytes()
-        lines = raw[: raw.rfind(b"\n") + 1].splitlines(keepends=True)
+        lines = self._lines()
         kept = 0
         for number, line in enumerate(lines):
             try:
-                value = json.loads(line)
+                value = strict_json.parse(line)
                 if number:
-                    self.done[int(value[0])] = tuple(int(item) for item in value[1:])
+                    self.done |= _block(value)
                 else:
                     self._check(value)
-                    self.header = value["identity"]
-            except (ValueError, TypeError, KeyError, IndexError):
+                    self.header = _identity(value["identity"])
+            except (ValueError, TypeError, KeyError, AttributeError):
                 break
             kept += len(line)
         os.ftruncate(self._file, kept)
+
+    def _lines(self) -> list[bytes]:
+        """The lines that were written to their end."""
+        try:
+            raw = strict_json.read_bytes(self.path)
+        except ValueError as error:
+            raise UserError(f"{self.path} cannot be read ({error}); start over with --force") from None
+        return raw[: raw.rfind(b"\n") + 1].splitlines(keepends=True)
 
     def _check(self, value: Mapping[str, Any]) -> None:
         if value["version"] != VERSION:
@@ -91,6 +100,23 @@ class Journal:
                 f"{self.directory} was begun by another version (store version {value['version']}, this program writes "
                 f"{VERSION}); start over with --force"
             )
+
+
+def _block(value: Any) -> dict[int, Sums]:
+    """A block's number and its sums. ValueError where the line holds something else."""
+    if not isinstance(value, list) or len(value) < 2 or not all(type(item) is int for item in value):
+        raise ValueError("a block is its number and its sums")
+    number, *sums = value
+    if number < 0 or not all(0 <= item < 1 << 32 for item in sums):
+        raise ValueError("a number below 0, or no CRC-32")
+    return {number: tuple(sums)}
+
+
+def _identity(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The identity of a conversion (`converters.plan.Plan.identity`), of which the parts' fingerprints are checked."""
+    for part in value["parts"].values():
+        fingerprint(part)
+    return value
 
 
 def _locked(descriptor: int) -> bool:

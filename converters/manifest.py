@@ -4,6 +4,7 @@ manifest.json holds {format, version, parts}; a part has {source, parameters, fi
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from converters.file_names import inside
 from converters.pieces import Layout, Table, layout
 from jddtree.config import read_json
 from jddtree.errors import UserError
@@ -22,6 +24,8 @@ VERSION = 2
 MANIFEST = "manifest.json"
 JOURNAL = "convert.journal"  # there while a conversion is unfinished
 PARTS = ("target", "drafter")
+CRC = re.compile("[0-9a-f]{1,8}")
+SHOWN = 300  # characters of what is wrong with a manifest
 DTYPES: Mapping[str, npt.DTypeLike] = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "int32": np.int32}
 
 
@@ -83,7 +87,9 @@ def manifest_text(parts: Mapping[str, Part]) -> str:
 
 
 def read_manifest(directory: Path) -> dict[str, Part]:
-    """The parts of a store. Raises UserError for another version and for what is no manifest."""
+    """The parts of a store. Raises UserError for another version, for what is no manifest, and for one that names files
+    outside the store.
+    """
     path = Path(directory) / MANIFEST
     values = read_json(path)
     if values.get("format") != FORMAT:
@@ -94,14 +100,48 @@ def read_manifest(directory: Path) -> dict[str, Part]:
             "convert the checkpoint again with --force"
         )
     try:
-        return {name: _part(value) for name, value in values["parts"].items()}
+        return _parts(values["parts"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({error!r}); convert the checkpoint again with --force") from None
+        text = repr(error)[:SHOWN]
+        raise UserError(f"{path} is damaged ({text}); convert the checkpoint again with --force") from None
+
+
+def fingerprint(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint (`converters.plan`): sizes, or times of change, by file, and a digest. ValueError for another."""
+    for name in ("files", *(["changed"] if "changed" in value else [])):
+        _require(all(type(size) is int for size in value[name].values()), f"source.{name}", value[name])
+    _require(isinstance(value["digest"], str), "source.digest", value["digest"])
+    return dict(value)
+
+
+def _parts(values: Mapping[str, Any]) -> dict[str, Part]:
+    _require(bool(values) and set(values) <= set(PARTS), "parts", list(values))
+    return {name: _part(value) for name, value in values.items()}
 
 
 def _part(value: Mapping[str, Any]) -> Part:
     return Part(
-        source=dict(value["source"]),
-        parameters={path: (tuple(entry["shape"]), str(entry["dtype"])) for path, entry in value["parameters"].items()},
-        files={name: File(int(entry["bytes"]), int(entry["crc32"], 16)) for name, entry in value["files"].items()},
+        source=fingerprint(value["source"]),
+        parameters={path: _parameter(entry) for path, entry in value["parameters"].items()},
+        files={name: _file(name, entry) for name, entry in value["files"].items()},
     )
+
+
+def _parameter(entry: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
+    shape, dtype = entry["shape"], entry["dtype"]
+    _require(isinstance(shape, list) and all(type(size) is int for size in shape), "shape", shape)
+    _require(isinstance(dtype, str) and dtype in DTYPES, "dtype", dtype)
+    return tuple(shape), dtype
+
+
+def _file(name: str, entry: Mapping[str, Any]) -> File:
+    size, crc = entry["bytes"], entry["crc32"]
+    _require(inside(name), "files", name)
+    _require(type(size) is int and size >= 0, "bytes", size)
+    _require(isinstance(crc, str) and CRC.fullmatch(crc) is not None, "crc32", crc)
+    return File(size, int(crc, 16))
+
+
+def _require(good: bool, name: str, value: Any) -> None:
+    if not good:
+        raise ValueError(f"{name}: {value!r}")

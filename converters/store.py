@@ -13,7 +13,9 @@ Nothing depends on the number of devices, on time or on the machine. docs/store.
 
 import math
 import mmap
+import os
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +24,7 @@ import numpy.typing as npt
 
 from converters.checkpoint import Array, Progress, Report
 from converters.crc import crc32
-from converters.manifest import DTYPES, JOURNAL, MANIFEST, Part, file_name, read_manifest
+from converters.manifest import DTYPES, JOURNAL, MANIFEST, Part, file_name, part_files, read_manifest
 from converters.pieces import Index, Table, count_weights, layout, memory_bytes, prefetch, workers
 from jddtree.config import drafter_config, target_config
 from jddtree.errors import UserError
@@ -30,6 +32,11 @@ from jddtree.models.parameters import drafter_parameters, target_parameters
 
 READ_BYTES = 8 << 20
 LISTED = 4  # file names in one error
+STORABLE: Mapping[str, tuple[str, ...]] = {  # types of a parameter's values, by that of its array
+    "compute": ("bfloat16", "float32"),
+    "float32": ("float32",),
+    "int32": ("int32",),
+}
 
 
 class Store:
@@ -41,7 +48,7 @@ class Store:
 
     def __init__(self, directory: Path):
         self.directory = Path(directory)
-        if not (self.directory / MANIFEST).is_file():
+        if not os.path.isfile(self.directory / MANIFEST):
             raise _no_store(self.directory)
         self.parts = read_manifest(self.directory)
         self._check_sizes()
@@ -64,6 +71,7 @@ class Store:
         found = {path: shape for path, (shape, _) in self.parts[part].parameters.items()}
         if found != {path: entry.shape for path, entry in table.items()}:
             raise UserError(f"{folder / 'config.json'} describes another model than {MANIFEST}; convert again")
+        self._check_pieces(part, table)
         return StoreReader(folder, table, self.parts[part])
 
     def check(self, progress: Progress | None = None) -> None:
@@ -84,12 +92,23 @@ class Store:
         if damaged:
             raise _damaged(self.directory, damaged)
 
+    def _check_pieces(self, part: str, table: Table) -> None:
+        """Whether the manifest gives every piece a type that its parameter may have, and the bytes that it needs."""
+        entry = self.parts[part]
+        for name, path, _, cut in part_files(table):
+            dtype = entry.parameters[path][1]
+            wanted = math.prod(cut.shape) * np.dtype(DTYPES[dtype]).itemsize
+            if dtype not in STORABLE[table[path].dtype]:
+                raise _wrong_piece(self.directory, part, path, f"dtype {dtype}")
+            if name not in entry.files or entry.files[name].nbytes != wanted:
+                raise _wrong_piece(self.directory, part, name, f"other than {wanted} bytes")
+
     def _check_sizes(self) -> None:
         damaged = []
         for part, entry in self.parts.items():
             for name, file in entry.files.items():
                 path = self.folder(part) / name
-                size = path.stat().st_size if path.is_file() else None
+                size = path.stat().st_size if os.path.isfile(path) else None
                 if size is None:
                     damaged.append(f"{part}/{name} (missing)")
                 elif size != file.nbytes:
@@ -122,7 +141,7 @@ class StoreReader:
 
 def is_store(directory: Path) -> bool:
     """Whether a folder is a store, or the beginning of one (which `Store` refuses, saying how to go on)."""
-    return any((Path(directory) / name).is_file() for name in (MANIFEST, JOURNAL))
+    return any(os.path.isfile(Path(directory) / name) for name in (MANIFEST, JOURNAL))
 
 
 def map_piece(path: Path, dtype: np.dtype, shape: tuple[int, ...], index: Index) -> Array:
@@ -146,9 +165,16 @@ def sum_of_file(path: Path) -> int:
 
 
 def _no_store(directory: Path) -> UserError:
-    if (directory / JOURNAL).is_file():
+    if os.path.isfile(directory / JOURNAL):
         return UserError(f"{directory} is an unfinished conversion; run the same convert command again, it resumes")
     return UserError(f"{directory} is no store: it has no {MANIFEST}; give a folder that convert wrote")
+
+
+def _wrong_piece(directory: Path, part: str, name: str, found: str) -> UserError:
+    return UserError(
+        f"{directory / MANIFEST} gives {part}/{name} {found}, which is not what {part}/config.json needs; "
+        "convert again with --force"
+    )
 
 
 def _damaged(directory: Path, names: list[str]) -> UserError:

@@ -20,6 +20,7 @@ from converters.checkpoint import Progress
 from converters.dflash import expected_tensors as drafter_tensors
 from converters.kimi import PREFIX, expected_tensors
 from converters.random_tensors import Tensor, write_shards
+from jddtree import strict_json
 from jddtree.config import DrafterConfig, TargetConfig, drafter_config, read_json, target_config
 from jddtree.errors import UserError
 
@@ -213,7 +214,7 @@ def _assignments(texts: list[str]) -> dict[str, Any]:
         if not separator:
             raise UserError(f"--set {text!r} must be like hidden_size=512")
         try:
-            found[name] = json.loads(value)
+            found[name] = strict_json.parse(value)
         except ValueError:
             found[name] = value
     return found

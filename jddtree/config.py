@@ -6,8 +6,9 @@ with a `UserError` that names the field. Field names are the Hugging Face ones, 
 
 from jddtree.config_drafter import DrafterConfig, drafter_config
 from jddtree.config_fields import read_json
+from jddtree.config_quantisation import GROUP_SIZE
 from jddtree.config_rope import Rope
-from jddtree.config_target import GROUP_SIZE, TargetConfig, target_config
+from jddtree.config_target import TargetConfig, target_config
 from jddtree.errors import UserError
 
 __all__ = [

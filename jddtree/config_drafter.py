@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jddtree.config_fields import Fields, agreed, check_dtype, read_json
+from jddtree.config_known import check_known
 from jddtree.config_rope import Rope, read_rope
 from jddtree.errors import UserError
 
@@ -42,6 +43,15 @@ NESTED_FIELDS = (
     *VARIANT_FIELDS,
     *NEUTRAL_FIELDS,
 )
+MODEL_FIELDS = tuple(
+    "dflash_config vocab_size draft_vocab_size hidden_size target_hidden_size num_hidden_layers intermediate_size "
+    "num_attention_heads num_key_value_heads head_dim rms_norm_eps hidden_act attention_bias mlp_bias dtype "
+    "torch_dtype layer_types sliding_window use_sliding_window max_window_layers max_position_embeddings "
+    "rope_theta rope_scaling rope_parameters rope_interleave partial_rotary_factor "
+    "eos_token_id tie_word_embeddings".split()  # of which it has neither: ends and head are the target's
+)
+LAYERS = 1024  # so that a broken file cannot ask for tables without end
+BLOCK = 128  # rows; published drafters have 7 to 32
 
 
 @dataclass(frozen=True)
@@ -98,8 +108,11 @@ def drafter_config(
     _check_variant(fields, inner)
     fields.require("hidden_act", "silu", "the drafter", present=True)
     fields.require("attention_bias", False, "the drafter")
+    fields.require("mlp_bias", False, "the drafter")
+    fields.require("rope_interleave", False, "the drafter, which rotates in half-split order,")
     check_dtype(fields, ("bfloat16", "float32"))
-    layers, vocab, head_dim = (fields.positive(name) for name in ("num_hidden_layers", "vocab_size", "head_dim"))
+    layers = fields.at_most("num_hidden_layers", LAYERS)
+    vocab, head_dim = fields.positive("vocab_size"), fields.positive("head_dim")
     fields.require("draft_vocab_size", vocab, "a drafter that shares the target's head")
     fields.require("target_hidden_size", fields.positive("hidden_size"), "a drafter that shares the target's head")
     num_target_layers = agreed("num_target_layers", fields, inner).positive("num_target_layers")
@@ -115,7 +128,7 @@ def drafter_config(
         rms_norm_eps=fields.positive("rms_norm_eps", float),
         block_size=_block_size(fields, inner),
         mask_token_id=_mask_token_id(fields, inner, vocab),
-        target_layer_ids=_taps(inner, num_target_layers, tap_offset),
+        target_layer_ids=_taps(fields, inner, num_target_layers, tap_offset),
         num_target_layers=num_target_layers,
         windows=windows,
         causal=_causal(fields, inner, windows, causal_in_window),
@@ -144,6 +157,7 @@ def _check_variant(fields: Fields, inner: Fields) -> None:
         if place.values.get("attention_mode", ATTENTION_MODES[0]) not in ATTENTION_MODES:
             raise place.error("attention_mode", "but only grouped-query attention is supported; give a v1 drafter")
     inner.reject_others(NESTED_FIELDS, "which is not known; remove it if it does not change the result")
+    check_known(fields, (*MODEL_FIELDS, *NESTED_FIELDS))
     if (mask := fields.path.parent / MASK_FILE).exists():
         raise UserError(f"{mask}: a mask embedding of its own, but only DFlash v1 is supported; give a v1 drafter")
 
@@ -160,7 +174,7 @@ def _block_size(fields: Fields, inner: Fields) -> int:
     value: int = place.get("block_size", int)
     if value < 2:
         raise place.error("block_size", "but must be at least 2, the anchor and one draft")
-    return value
+    return place.at_most("block_size", BLOCK)
 
 
 def _mask_token_id(fields: Fields, inner: Fields, vocab: int) -> int:
@@ -174,8 +188,9 @@ def _mask_token_id(fields: Fields, inner: Fields, vocab: int) -> int:
     return value
 
 
-def _taps(inner: Fields, num_target_layers: int, offset: int) -> tuple[int, ...]:
+def _taps(fields: Fields, inner: Fields, num_target_layers: int, offset: int) -> tuple[int, ...]:
     """Target layers whose output is tapped; the order is that of fc's columns."""
+    agreed("target_layer_ids", inner, fields)
     listed = inner.get("target_layer_ids", list)
     if not listed or not all(type(tap) is int for tap in listed) or listed != sorted(set(listed)):
         raise inner.error("target_layer_ids", "but must be ascending layer numbers")

@@ -1,23 +1,25 @@
 """Typed look-ups in a config.json; every complaint is one line that names the file, the field and what it must be."""
 
-import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jddtree import strict_json
 from jddtree.errors import UserError
 
+MOST_INTEGER = 2**31 - 1
+LEAST_FLOAT, MOST_FLOAT = 1.2e-38, 3.4e38  # of float32, but for 0
+SHOWN = 200  # characters of a value in a complaint
 KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string", list: "a list"}
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; a missing or broken file is a `UserError`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = strict_json.read(path)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give the folder of a Hugging Face checkpoint") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}); download the file again") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} holds a {type(value).__name__}, not an object; download the file again")
@@ -38,9 +40,14 @@ class Fields:
         """How complaints call a field: 'rope_scaling.factor'."""
         return f"{self._start}{name}"
 
+    def shown(self, name: str) -> str:
+        """The value of a field for complaints, cut where it is long."""
+        text = repr(self.values[name])
+        return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
     def error(self, name: str, complaint: str) -> UserError:
         """A UserError about one field, with the value found."""
-        found = f"is {self.values[name]!r}" if name in self.values else "is missing"
+        found = f"is {self.shown(name)}" if name in self.values else "is missing"
         return UserError(f"{self.path}: field {self.label(name)!r} {found}, {complaint}")
 
     def section(self, name: str) -> "Fields":
@@ -51,7 +58,9 @@ class Fields:
         return Fields(value, self.path, self.label(name))
 
     def get(self, name: str, kind: type, **default: Any) -> Any:
-        """The value, of type int, float (finite; an integer will do), bool, str or list; `default=` where absent."""
+        """The value, of type int (as int32 holds), float (as float32 holds; an integer will do), bool, str or list;
+        `default=` where absent.
+        """
         if name not in self.values:
             if "default" in default:
                 return default["default"]
@@ -59,8 +68,12 @@ class Fields:
         value: Any = self.values[name]
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
+        if type(value) is not kind:
             raise self.error(name, f"but must be {KIND_NAMES[kind]}")
+        if type(value) is int and abs(value) > MOST_INTEGER:
+            raise self.error(name, f"but must be at most {MOST_INTEGER}")
+        if type(value) is float and value != 0 and not LEAST_FLOAT < abs(value) < MOST_FLOAT:
+            raise self.error(name, f"but must be 0 or from {LEAST_FLOAT} to {MOST_FLOAT}")
         return value
 
     def positive(self, name: str, kind: type = int, **default: Any) -> Any:
@@ -68,6 +81,13 @@ class Fields:
         value = self.get(name, kind, **default)
         if value is not None and value <= 0:
             raise self.error(name, "but must be above 0")
+        return value
+
+    def at_most(self, name: str, most: int) -> int:
+        """As `positive`, and not above `most`."""
+        value: int = self.positive(name)
+        if value > most:
+            raise self.error(name, f"but must be at most {most}")
         return value
 
     def require(self, name: str, wanted: Any, why: str, *, present: bool = False) -> None:
@@ -97,7 +117,7 @@ def agreed(name: str, *places: Fields) -> Fields:
     holders = [place for place in places if name in place]
     for other in holders[1:]:
         if other.values[name] != holders[0].values[name]:
-            first = f"{holders[0].label(name)!r} is {holders[0].values[name]!r}"
+            first = f"{holders[0].label(name)!r} is {holders[0].shown(name)}"
             raise other.error(name, f"but field {first}; keep the right one")
     return holders[0] if holders else places[0]
 

@@ -56,7 +56,9 @@ def read_rope(fields: Fields, dim: int, amplitude: float | None = None) -> tuple
             f"{fields.path}: {dim} rotary dimensions, but they must come in pairs (head_dim, qk_rope_head_dim)"
         )
     scaling = _scaling(fields)
-    theta = agreed("rope_theta", fields, scaling).positive("rope_theta", float)
+    place = agreed("rope_theta", fields, scaling)
+    if (theta := place.positive("rope_theta", float)) <= 1:
+        raise place.error("rope_theta", "but must be above 1")
     for place in (fields, scaling):
         place.require("partial_rotary_factor", 1.0, "a rotation over all dimensions")
     if (kind := _kind(scaling)) == "default":
@@ -93,13 +95,20 @@ def _kind(scaling: Fields) -> str:
     return kinds.pop() if kinds else "default"
 
 
+def _mscale(scaling: Fields, name: str, default: float) -> float:
+    value: float = scaling.get(name, float, default=default)
+    if value < 0:
+        raise scaling.error(name, "but must be at least 0")
+    return value
+
+
 def _yarn(scaling: Fields, dim: int, theta: float, amplitude: float | None) -> tuple[Rope, float]:
     scaling.reject_others(YARN_KEYS, "which is not known; remove it if it does not change the rotation")
     scaling.require("truncate", True, "the YaRN ramp, which is rounded outward,")
     factor = scaling.positive("factor", float)
     if factor < 1.0:
         raise scaling.error("factor", "but must be at least 1")
-    mscale, all_dim = scaling.get("mscale", float, default=1.0), scaling.get("mscale_all_dim", float, default=0.0)
+    mscale, all_dim = _mscale(scaling, "mscale", 1.0), _mscale(scaling, "mscale_all_dim", 0.0)
     if amplitude is None:
         ratio = yarn_mscale(factor, mscale) / (yarn_mscale(factor, all_dim) if all_dim else 1.0)
         amplitude = scaling.positive("attention_factor", float, default=ratio)

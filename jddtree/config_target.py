@@ -4,19 +4,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jddtree.config_fields import Fields, check_dtype, read_json
+from jddtree.config_known import check_known
+from jddtree.config_quantisation import check_quantisation
 from jddtree.config_rope import Rope, read_rope, yarn_mscale
 from jddtree.errors import UserError
 
 TARGET_ARCHITECTURES = ("KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM")
 TARGET_MODEL_TYPES = ("kimi_k25", "kimi_k2", "deepseek_v3")
-GROUP_SIZE = 32
 TILE = 64  # expert rows and columns come in whole tiles (`converters.packing`)
-PACKING = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP_SIZE}
+LAYERS = 1024  # so that a broken file cannot ask for tables without end
+EXPERTS = 1 << 17  # of all layers; K2.6 has 23040
+EITHER_FIELDS = ("quantization_config", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
+MODEL_FIELDS = tuple(
+    "vocab_size hidden_size num_hidden_layers first_k_dense_replace intermediate_size moe_intermediate_size "
+    "n_routed_experts num_local_experts n_shared_experts num_experts_per_tok routed_scaling_factor norm_topk_prob "
+    "num_attention_heads num_key_value_heads q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
+    "head_dim v_head_dim rms_norm_eps max_position_embeddings rope_theta rope_scaling rope_parameters rope_interleave "
+    "partial_rotary_factor hidden_act n_group topk_group scoring_func topk_method moe_layer_freq attention_bias "
+    "mlp_bias num_nextn_predict_layers".split()
+)
 
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """A Kimi-K2.6-shaped language model (K2.6 config.json, `text_config`)."""
+    """A Kimi-K2.6-shaped language model (K2.6 config.json, `text_config`).
+
+    vocab_size: rows of embedding and head. writable_ids: how many of them the tokenizer has; None is all. The ids from
+    there on are padding of the vocabulary: never sampled, never drafted.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -42,6 +57,7 @@ class TargetConfig:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     has_vision: bool
+    writable_ids: int | None = None
 
     @property
     def num_moe_layers(self) -> int:
@@ -60,22 +76,22 @@ class TargetConfig:
 
 
 def target_config(directory: Path, *, latent_norm_eps: float | None = None) -> TargetConfig:
-    """Read `directory/config.json` of a Kimi K2.6 checkpoint.
+    """Read `directory/config.json` of a Kimi K2.6 checkpoint. Every field in it is read, or known to change nothing.
 
     latent_norm_eps: eps of the norms after q_a and kv_a; None takes rms_norm_eps as production engines do, while
     transformers and the published model code use 1e-6 there.
-    Raises UserError for another architecture, a missing or mistyped field and an unknown quantisation.
+    Raises UserError for another architecture, a missing, mistyped or unknown field and an unknown quantisation.
     """
     path = Path(directory) / "config.json"
     outer = Fields(read_json(path), path)
     fields = outer.section("text_config") if "text_config" in outer else outer
     _check_architecture(outer, fields)
-    _check_quantisation(outer, fields)
+    check_quantisation(outer, fields)
     _check_target(outer, fields)
     rope, mscale_all_dim = read_rope(fields, fields.positive("qk_rope_head_dim"))
     mscale = yarn_mscale(rope.factor, mscale_all_dim) if mscale_all_dim else 1.0
     nope, eps = fields.positive("qk_nope_head_dim"), fields.positive("rms_norm_eps", float)
-    dense, layers = fields.get("first_k_dense_replace", int), fields.positive("num_hidden_layers")
+    dense, layers = fields.get("first_k_dense_replace", int), fields.at_most("num_hidden_layers", LAYERS)
     if not 0 <= dense < layers:
         raise fields.error("first_k_dense_replace", f"but must be at least 0 and below num_hidden_layers {layers}")
     vocab = fields.positive("vocab_size")
@@ -86,7 +102,7 @@ def target_config(directory: Path, *, latent_norm_eps: float | None = None) -> T
         first_k_dense_replace=dense,
         intermediate_size=fields.positive("intermediate_size"),
         moe_intermediate_size=_whole_tiles(fields, "moe_intermediate_size"),
-        n_routed_experts=fields.positive("n_routed_experts"),
+        n_routed_experts=fields.at_most("n_routed_experts", EXPERTS // layers),
         n_shared_experts=fields.positive("n_shared_experts"),
         num_experts_per_tok=_experts_per_token(fields),
         routed_scaling_factor=fields.positive("routed_scaling_factor", float),
@@ -127,36 +143,33 @@ def _check_target(outer: Fields, fields: Fields) -> None:
     fields.require("topk_method", "noaux_tc", "the router")
     fields.require("moe_layer_freq", 1, "the layer loop")
     fields.require("attention_bias", False, "the attention")
+    fields.require("mlp_bias", False, "the feed-forward blocks")
+    fields.require("rope_interleave", True, "the loader, which takes rotary rows for interleaved pairs,")
     fields.require("num_nextn_predict_layers", 0, "the layer loop (drafting is done by a DFlash drafter)")
     for place in (outer, fields):
         place.require("tie_word_embeddings", False, "Kimi K2.6, which has a head of its own,")
         check_dtype(place, ("bfloat16",))
+    _check_sums(fields)
+    check_known(fields, (*MODEL_FIELDS, *EITHER_FIELDS))
+    if fields is not outer:
+        _check_outer(outer, fields)
 
 
-def _check_quantisation(outer: Fields, text: Fields) -> None:
-    """Routed experts must be symmetric INT4 with a scale for each 32 columns; the file may say so in two places."""
-    places = [place for place in (outer, text) if "quantization_config" in place]
-    if not places:
-        raise UserError(
-            f"{outer.path}: no quantization_config, neither at the top nor in text_config; give the INT4 release"
-        )
-    for place in places:
-        found = place.section("quantization_config")
-        for name, wanted in (("quant_method", "compressed-tensors"), ("format", "pack-quantized")):
-            found.require(name, wanted, "the expert kernel", present=True)
-        found.require("quantization_status", "compressed", "the loader")
-        groups = found.section("config_groups")
-        if not groups.values:
-            raise found.error("config_groups", "but must describe the packed experts")
-        for name in groups.values:
-            group = groups.section(name)
-            weights = group.section("weights")
-            for key, value in PACKING.items():
-                weights.require(key, value, "the expert kernel", present=True)
-            weights.require("dynamic", False, "the expert kernel")
-            weights.reject("actorder", "but the expert kernel needs columns in their own order")
-            for key in ("input_activations", "output_activations"):
-                group.reject(key, "but the expert kernel needs activations that are not quantised")
+def _check_sums(fields: Fields) -> None:
+    """Fields that repeat others under another name. num_key_value_heads has no meaning in latent attention."""
+    nope, rope = fields.positive("qk_nope_head_dim"), fields.positive("qk_rope_head_dim")
+    fields.require("head_dim", rope, "a rotation of qk_rope_head_dim dimensions")
+    fields.require("qk_head_dim", nope + rope, "a key of qk_nope_head_dim and qk_rope_head_dim")
+    fields.require("num_local_experts", fields.positive("n_routed_experts"), "a router over n_routed_experts")
+
+
+def _check_outer(outer: Fields, text: Fields) -> None:
+    """Fields beside text_config: those of the model must be text_config's too."""
+    for name in MODEL_FIELDS:
+        if name in outer and outer.values[name] != text.values.get(name):
+            there = f"is {text.shown(name)}" if name in text else "is missing"
+            raise outer.error(name, f"but field {text.label(name)!r} {there}; keep the right one there")
+    check_known(outer, (*MODEL_FIELDS, *EITHER_FIELDS, "text_config"))
 
 
 def _whole_tiles(fields: Fields, name: str) -> int:

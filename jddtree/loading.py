@@ -6,7 +6,7 @@ Without folders the bundled micro pair is loaded: a small trained K2.6-shaped ta
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -109,6 +109,7 @@ def load(
         drafter = drafter_config(draft_folder, **(drafter_options or {}))
         check_pair(config, drafter)
     tokenizer = _tokenizer(target_folder, config)
+    config = replace(config, writable_ids=tokenizer.vocab_size)
     compute, devices = _dtype(dtype), _mesh(mesh, expert_layout)
     readers: dict[str, Reader] = {"target": _target_reader(store, target_folder, config)}
     if drafter is not None and draft_folder:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import zlib
@@ -19,6 +20,7 @@ from converters.convert import convert
 from converters.disk import write_at
 from converters.journal import Journal
 from converters.manifest import JOURNAL, MANIFEST, VERSION
+from converters.store import Store, is_store
 from converters.synthetic import write_checkpoint, write_drafter
 from jddtree.cli.convert import run
 from jddtree.config import TargetConfig
@@ -297,6 +299,71 @@ def test_force_starts_over(source, whole, tmp_path: Path) -> None:
     assert not same_trees(whole, tmp_path / "store")
     outcome = convert(*source, tmp_path / "store", force=True)
     assert outcome.resumed == 0 and same_trees(whole, tmp_path / "store")
+
+
+def test_a_forced_conversion_that_was_killed_is_no_store(source, whole, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def end(stage: str, done: int, total: int) -> None:
+        if done >= total / 2:
+            raise Stop
+
+    out = Path(shutil.copytree(whole, tmp_path / "store"))
+    with pytest.raises(Stop):
+        convert(*source, out, progress=end, force=True)
+    assert is_store(out) and not (out / MANIFEST).exists()
+    with pytest.raises(UserError, match=r"is an unfinished conversion; run the same convert command again, it resumes"):
+        Store(out)
+    convert(*source, out)
+    assert same_trees(whole, out)
+
+
+SOURCE = {"files": {"config.json": 7}, "digest": "0", "changed": {"config.json": 1}}
+BROKEN = ["[3]", "[true, 1]", "[-1, 1]", "[0, 1.0]", "[0, -1]", f"[0, {1 << 32}]", "{}", "null", '"0"', "7"]
+BROKEN += ["[" * 100_000, "[0, NaN]", "[0, Infinity]", f"[0, {'9' * 5000}]", "\xff", "[0, 1, 1"]
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_journal_ends_at_a_line_that_says_something_else(tmp_path: Path, line: str) -> None:
+    journal = Journal(tmp_path)
+    journal.begin({"parts": {"target": SOURCE}})
+    journal.add({5: (1, 2)})
+    journal.close()
+    sound = (tmp_path / JOURNAL).read_bytes()
+    (tmp_path / JOURNAL).write_bytes(sound + line.encode("latin-1") + b"\n[6, 1]\n")
+    again = Journal(tmp_path)
+    again.close()
+    assert again.header == {"parts": {"target": SOURCE}} and again.done == {5: (1, 2)}
+    assert (tmp_path / JOURNAL).read_bytes() == sound
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        {},
+        5,
+        [],
+        {"parts": {"target": 1}},
+        {"parts": {"target": SOURCE | {"digest": 1}}},
+        {"parts": {"target": SOURCE | {"files": {"a": "b"}}}},
+    ],
+)
+def test_a_journal_without_an_identity_starts_over(tmp_path: Path, identity) -> None:
+    lines = json.dumps({"version": VERSION, "identity": identity}), "[0, 1]"
+    (tmp_path / JOURNAL).write_text("\n".join(lines) + "\n")
+    journal = Journal(tmp_path)
+    journal.close()
+    assert journal.header is None and journal.done == {} and (tmp_path / JOURNAL).read_bytes() == b""
+
+
+def test_blocks_that_the_plan_does_not_have_are_written_again(source, whole, tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "store"
+    interrupt(source, out, 0.5, monkeypatch)
+    with open(out / JOURNAL, "a") as journal:
+        journal.write("[99999999, 1]\n[0, 1, 2, 3, 4, 5, 6]\n")
+    convert(*source, out)
+    assert same_trees(whole, out)
 
 
 def test_verify_compares_with_the_source(source, whole, tmp_path: Path) -> None:

@@ -268,6 +268,90 @@ def test_missing_and_short_files_are_named_when_opened(copied) -> None:
     assert text in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_longer_files_are_named_when_opened(copied) -> None:
+    path = copied / "target" / "moe.q_b" / "000.bin"
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b"\0")
+    text = rf"1 damaged file: target/moe\.q_b/000\.bin \({size + 1} bytes, wanted {size}\); copy it again"
+    with pytest.raises(UserError, match=text):
+        Store(copied)
+
+
+OUTSIDE = ["../../../../etc/passwd", "/etc/passwd", "moe.q_b/../../x", "", "a" * 5000, "a\0b", "\ud800"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_files_outside_the_store_are_not_opened(copied, name: str) -> None:
+    entry = {"bytes": 0, "crc32": "0"}
+    edit_manifest(copied, lambda values: values["parts"]["target"]["files"].update({name: entry}))
+    with pytest.raises(UserError, match=r"manifest\.json is damaged \(ValueError.*files") as caught:
+        Store(copied)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def in_target(section: str, name: str, **change):
+    """An edit of one entry of the target's part."""
+    return lambda values: values["parts"]["target"][section][name].update(change)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda values: values["parts"].update({"../x": values["parts"]["target"]}), "is damaged.*parts"),
+        (lambda values: values.update(parts={}), "is damaged.*parts"),
+        (in_target("parameters", "embed", dtype="bogus"), "is damaged.*dtype: 'bogus'"),
+        (in_target("parameters", "embed", dtype=["bfloat16"]), "is damaged.*dtype"),
+        (in_target("parameters", "embed", shape="x"), "is damaged.*shape: 'x'"),
+        (in_target("parameters", "embed", shape=[1280.0, 512]), "is damaged.*shape"),
+        (in_target("parameters", "embed", shape=[True]), "is damaged.*shape"),
+        (in_target("files", "embed.bin", bytes=-1), "is damaged.*bytes: -1"),
+        (in_target("files", "embed.bin", bytes=8.0), "is damaged.*bytes: 8.0"),
+        (in_target("files", "embed.bin", crc32="-1"), "is damaged.*crc32: '-1'"),
+        (in_target("files", "embed.bin", crc32="0x1f"), "is damaged.*crc32"),
+        (in_target("files", "embed.bin", crc32=7), "is damaged.*crc32: 7"),
+        (lambda values: values["parts"]["target"].update(source=[]), "is damaged"),
+        (lambda values: values["parts"]["target"]["source"].update(files={"a": "b"}), r"is damaged.*source\.files"),
+        (lambda values: values["parts"]["target"]["source"].update(digest=1), r"is damaged.*source\.digest"),
+        (lambda values: values["parts"]["target"]["source"].update(changed=7), "is damaged"),
+    ],
+)
+def test_manifests_that_say_something_else(copied, edit, message: str) -> None:
+    edit_manifest(copied, edit)
+    with pytest.raises(UserError, match=rf"manifest\.json {message}.*; convert the checkpoint again with --force"):
+        Store(copied)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (in_target("parameters", "embed", dtype="float32"), "gives target/embed.bin other than"),
+        (in_target("parameters", "embed", dtype="int32"), "gives target/embed dtype int32"),
+        (in_target("parameters", "moe.router_bias", dtype="bfloat16"), r"gives target/moe\.router_bias dtype bfloat16"),
+        (in_target("parameters", "experts.down", dtype="float32"), r"gives target/experts\.down dtype float32"),
+        (lambda values: values["parts"]["target"]["files"].pop("embed.bin"), "gives target/embed.bin other than"),
+    ],
+)
+def test_manifests_that_contradict_the_configuration(copied, edit, message: str) -> None:
+    edit_manifest(copied, edit)
+    store = Store(copied)
+    with pytest.raises(UserError, match=rf"manifest\.json {message}.*, which is not what target/config\.json needs"):
+        store.reader("target")
+    assert store.reader("drafter").table
+
+
+def test_a_file_of_another_size_that_the_manifest_confirms(copied) -> None:
+    path = copied / "target" / "norm.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+    edit_manifest(copied, in_target("files", "norm.bin", bytes=path.stat().st_size))
+    with pytest.raises(UserError, match=r"manifest\.json gives target/norm\.bin other than 1024 bytes"):
+        Store(copied).reader("target")
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "\0"])
+def test_a_name_that_no_folder_can_have_is_no_store(name: str) -> None:
+    assert not is_store(Path(name))
+
+
 def test_another_version_is_refused(copied) -> None:
     edit_manifest(copied, lambda values: values.update(version=VERSION + 1))
     with pytest.raises(

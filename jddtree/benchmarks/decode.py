@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 
 from converters.dflash import load_drafter
 from converters.kimi import load_target
+from jddtree import strict_json
 from jddtree.benchmarks import results
 from jddtree.benchmarks.kernels_settings import numbers
 from jddtree.benchmarks.results import Row
@@ -127,7 +128,7 @@ def with_gaps(rows: Sequence[Row]) -> list[Row]:
 def read_ids(path: Path) -> list[list[int]]:
     """Prompts from a JSON list of lists of token ids."""
     try:
-        prompts = json.loads(path.read_text(encoding="utf-8"))
+        prompts = strict_json.read(path)
     except (OSError, ValueError) as error:
         raise UserError(f"--prompts {path} cannot be read: {error}") from None
     if (

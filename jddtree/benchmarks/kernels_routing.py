@@ -5,12 +5,12 @@ expert's popularity falls as 1 / rank, so that some get far more than eight toke
 router chose them; successive windows of it are used.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from jddtree import strict_json
 from jddtree.errors import UserError
 
 COUNT = 4
@@ -50,7 +50,7 @@ def routing(name: str) -> Routing:
     if name in ("uniform", "skewed"):
         return Routing(name)
     try:
-        rows = np.asarray(json.loads(Path(name).read_text(encoding="utf-8")))
+        rows = np.asarray(strict_json.read(Path(name)))
     except FileNotFoundError:
         raise UserError(f"--routing is {name!r}, but must be uniform, skewed or a JSON file that exists") from None
     except (OSError, ValueError) as error:

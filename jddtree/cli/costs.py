@@ -12,6 +12,7 @@ from jddtree.benchmarks.results import card
 from jddtree.decoding.costs import CostTable, read_costs, table_of
 from jddtree.decoding.engine import Engine
 from jddtree.decoding.measured_costs import context_bucket, measure
+from jddtree.errors import UserError
 from jddtree.parallel.processes import share
 
 
@@ -52,10 +53,9 @@ def _key(engine: Engine, bucket: int) -> str:
 def _read(path: Path) -> str:
     """The text of a cached table, empty where there is none that can be used"""
     try:
-        text = path.read_text(encoding="utf-8")
-        table_of(json.loads(text))
-        return text
-    except (OSError, ValueError, TypeError, KeyError):
+        read_costs(path)
+        return path.read_text(encoding="utf-8")
+    except (OSError, UserError):
         return ""
 
 

@@ -1,11 +1,11 @@
 """Prompts and lists that users give in files, on standard input or as text."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jddtree import strict_json
 from jddtree.api import Prompt, prompt_ids
 from jddtree.errors import UserError
 from jddtree.loading import Model, bundled
@@ -56,7 +56,7 @@ def _decoded(data: bytes, name: str) -> str:
 def read_json(path: Path, flag: str) -> Any:
     """The value in a JSON file. Raises UserError when there is none."""
     try:
-        return json.loads(read_text(path, flag))
+        return strict_json.parse(read_text(path, flag))
     except ValueError as error:
         raise UserError(f"{flag} {path} is not JSON ({error}); check the file") from None
 

@@ -55,7 +55,7 @@ def inspect(directory: Path) -> dict[str, Any]:
     """
     directory = Path(directory)
     outer = read_json(directory / "config.json")
-    if "dflash_config" in outer or any("Draft" in str(name) for name in outer.get("architectures") or []):
+    if "dflash_config" in outer or "Draft" in str(outer.get("architectures")):
         return _inspect_drafter(directory, drafter_config(directory))
     return _inspect_target(directory, target_config(directory), outer.get("vision_config"))
 
@@ -174,10 +174,10 @@ def _per_device(table: Mapping[str, Parameter], heads: Mapping[str, int]) -> lis
 
 def _vision(config: Any) -> dict[str, int] | None:
     """Tensors, parameters and bytes of vision tower and projector (bfloat16), None where the config does not tell."""
-    if not isinstance(config, dict) or not all(type(config.get(name)) is int for name in VISION_FIELDS):
+    if not isinstance(config, dict) or not all(_is_size(config.get(name)) for name in VISION_FIELDS):
         return None
     merge = config.get("merge_kernel_size")
-    if not isinstance(merge, list) or not all(type(size) is int for size in merge):
+    if not isinstance(merge, list) or len(merge) != 2 or not all(map(_is_size, merge)):
         return None
     patch, height, width, hidden, inner, layers, projected, text = (config[name] for name in VISION_FIELDS)
     merged = projected * math.prod(merge)
@@ -188,6 +188,10 @@ def _vision(config: Any) -> dict[str, int] | None:
     projector = 2 * projected + _linear(merged, merged) + _linear(merged, text)
     parameters = tower + projector
     return {"tensors": 3 + 12 * layers + 2 + 6, "parameters": parameters, "bytes": parameters * ITEM_BYTES["BF16"]}
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value < 1 << 31
 
 
 def _linear(inputs: int, outputs: int) -> int:

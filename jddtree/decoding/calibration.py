@@ -7,7 +7,6 @@ terms ln p and -ln (1 - p) are those of beta calibration (Kull, Silva Filho and 
 0, 1, 1, 0, 0, 0 give p itself.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jddtree import strict_json
 from jddtree.decoding.tree import Tree
 from jddtree.errors import UserError
 
 FEATURES = ("one", "ln p", "-ln (1 - p)", "depth - 1", "off spine", "off spine * ln p")
 TRUSTING = (0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 MODES = ("greedy", "sampled", "coupled")
+LARGEST = 1e6  # of a weight: times any feature it is finite in float32
 SUREST = 1e-6  # no score is taken as surer than 1 minus this
 
 
@@ -54,16 +55,29 @@ def read_calibration(path: Path) -> Calibration:
     Raises UserError for a file that cannot be read or holds something else.
     """
     try:
-        given: Any = json.loads(path.read_text(encoding="utf-8"))
-        weights = {mode: [float(weight) for weight in row] for mode, row in given["weights"].items()}
-        right = tuple(given["features"]) == FEATURES and all(len(row) == len(FEATURES) for row in weights.values())
+        return _calibration(strict_json.read(path))
     except OSError as error:
         raise UserError(f"--calibration {path} cannot be read ({error.strerror}); check the path") from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        right, weights = False, {}
-    if not right or not set(weights) <= set(MODES):
-        raise UserError(f"--calibration {path} is no calibration of this version; make one with run.py calibrate")
+        raise UserError(
+            f"--calibration {path} is no calibration of this version; make one with run.py calibrate"
+        ) from None
+
+
+def _calibration(values: Any) -> Calibration:
+    """The calibration of a file's value. Raises ValueError, TypeError, KeyError or AttributeError when it is none."""
+    weights = {mode: [_weight(value) for value in row] for mode, row in values["weights"].items()}
+    if values["features"] != list(FEATURES) or not set(weights) <= set(MODES):
+        raise ValueError("other features or modes")
+    if any(len(row) != len(FEATURES) for row in weights.values()):
+        raise ValueError("a weight for every feature is needed")
     return Calibration(weights)
+
+
+def _weight(value: Any) -> float:
+    if type(value) not in (int, float) or not abs(value) <= LARGEST:
+        raise ValueError(f"{value!r} is no weight")
+    return float(value)
 
 
 def features(scores: jax.Array, depths: jax.Array, off_spine: jax.Array) -> jax.Array:

@@ -6,7 +6,6 @@ the round without its draft, which costs draft_ms. Each curve serves up to `cont
 rows a curve is linear, beyond them it goes on as it ended.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from jddtree import strict_json
 from jddtree.decoding.budget import Costs
 from jddtree.errors import UserError
 
 CURVES = 4  # that a compiled program takes
+MOST_CONTEXT = 2**31 - 1
+MOST_ROWS = 1 << 20
+LEAST_MS, MOST_MS = 1e-9, 1e9  # of a round
+SHOWN = 200  # characters of what is wrong with a file
 
 
 @dataclass(frozen=True)
@@ -67,29 +71,44 @@ UNKNOWN = CostTable((Curve(0, (1,), (1.0,)),), 0.0, "unknown: every round costs 
 def read_costs(path: Path) -> CostTable:
     """The table in a file. Raises UserError for a file that cannot be read or holds something else."""
     try:
-        return table_of(json.loads(path.read_text(encoding="utf-8")))
+        return table_of(strict_json.read(path))
     except OSError as error:
         raise UserError(f"--cost {path} cannot be read ({error.strerror}); check the path") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"--cost {path} is no cost curve ({error}); docs/economics.md has the format") from None
+        text = str(error)[:SHOWN]
+        raise UserError(f"--cost {path} is no cost curve ({text}); docs/economics.md has the format") from None
 
 
-def table_of(given: Any) -> CostTable:
+def table_of(values: Any) -> CostTable:
     """The table of a file's object. Raises ValueError, TypeError or KeyError when it is none."""
-    curves = [
-        Curve(int(one["context"]), tuple(map(int, one["rows"])), tuple(float(ms) / 1e3 for ms in one["ms"]))
-        for one in given["curves"]
-    ]
+    curves = [_curve(one) for one in values["curves"]]
     if not 1 <= len(curves) <= CURVES:
         raise ValueError(f"{len(curves)} curves, but 1 to {CURVES} are taken")
     if sorted({curve.context for curve in curves}) != [curve.context for curve in curves]:
         raise ValueError("the contexts do not rise")
-    for curve in curves:
-        if not curve.rows or len(curve.rows) != len(curve.seconds) or curve.rows[0] < 1:
-            raise ValueError("a curve needs as many ms as rows, from 1 row on")
-        if sorted(set(curve.rows)) != list(curve.rows) or not all(0 < one < float("inf") for one in curve.seconds):
-            raise ValueError("rows must rise and ms be above 0")
-    draft = float(given["draft_ms"]) / 1e3
-    if not 0 <= draft < float("inf"):
-        raise ValueError(f"draft_ms is {given['draft_ms']}")
-    return CostTable(tuple(curves), draft, str(given["source"]))
+    return CostTable(tuple(curves), _milliseconds("draft_ms", values["draft_ms"]) / 1e3, str(values["source"]))
+
+
+def _curve(values: Any) -> Curve:
+    context, rows = _whole(values["context"], 0, MOST_CONTEXT), [_whole(one, 1, MOST_ROWS) for one in values["rows"]]
+    milliseconds = [_milliseconds("ms", one) for one in values["ms"]]
+    if any(one < LEAST_MS for one in milliseconds):
+        raise ValueError(f"ms must be above 0, from {LEAST_MS} on")
+    seconds = tuple(one / 1e3 for one in milliseconds)
+    if not rows or len(rows) != len(seconds):
+        raise ValueError("a curve needs as many ms as rows, from 1 row on")
+    if sorted(set(rows)) != rows:
+        raise ValueError("rows must rise")
+    return Curve(context, tuple(rows), seconds)
+
+
+def _whole(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} is no whole number from {least} to {most}")
+    return value
+
+
+def _milliseconds(name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= MOST_MS:
+        raise ValueError(f"{name} is {value!r}, but must be a number from 0 to {MOST_MS}")
+    return float(value)

@@ -7,7 +7,6 @@ kimi_k26.md 2.9): the most probable token agrees at 95 % of the places; where it
 nearly as good: regret (its log-probability of its token minus that of ours) at most 0.30 + 0.35 * -top1_lp.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jddtree import strict_json
 from jddtree.errors import UserError
 from jddtree.evaluation.likelihood import Scorer, TokenScores
 
@@ -42,7 +42,7 @@ class Golden:
 def read_golden(path: Path) -> list[Golden]:
     """The texts of a golden file. Raises UserError when it cannot be read or has another form."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["seqs"]
+        rows = strict_json.read(path)["seqs"]
         found = [
             Golden(row["name"], row["prompt_ids"], row["tail"], row["top1_lp"], row["top8_ids"], row["top8_lp"])
             for row in rows

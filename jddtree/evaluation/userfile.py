@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jddtree import strict_json
 from jddtree.errors import UserError
 from jddtree.evaluation.scoring import after_thinking
 from jddtree.evaluation.task import Example, Score
@@ -64,13 +65,13 @@ def read_user_file(path: str | Path) -> UserFile:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8-sig").split("\n")
+        return strict_json.read_bytes(path).decode("utf-8-sig").split("\n")
     except FileNotFoundError:
         raise UserError(f"task file {path} does not exist; check the path") from None
     except UnicodeDecodeError as error:
         raise UserError(f"task file {path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise UserError(f"task file {path} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"task file {path} cannot be read: {error}") from None
 
 
 def _example(line: str, number: int, where: str) -> Example:
@@ -89,8 +90,8 @@ def _example(line: str, number: int, where: str) -> Example:
 
 def _object(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = strict_json.parse(line)
+    except ValueError as error:
         raise UserError(f"{where} is not JSON ({error}); write one object a line") from None
     if not isinstance(row, dict):
         raise UserError(f"{where} is a {type(row).__name__}, not an object; write {{...}} with a prompt")

@@ -134,8 +134,8 @@ class Target(nnx.Module):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """How the logits are split over ranks."""
-        return Vocabulary(self.config.vocab_size, self.axis)
+        """How the logits are split over ranks, and which of them count."""
+        return Vocabulary(self.config.writable_ids or self.config.vocab_size, self.axis)
 
     def __call__(self, tokens: jax.Array, rows: Rows, cache: jax.Array) -> Scored:
         """Score int32 tokens [B, C] against cache [layers, B, S, latent_size]."""

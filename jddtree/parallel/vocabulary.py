@@ -12,7 +12,7 @@ from jax import lax
 
 
 class Vocabulary(NamedTuple):
-    """size: real ids; the head may be padded beyond it, with logits that are never chosen. axis: None is one device."""
+    """size: ids that may be chosen; those beyond it pad the vocabulary or a rank's share. axis: None is one device."""
 
     size: int
     axis: str | None = None

@@ -5,11 +5,14 @@ Contract: every function reads one file, checks all of it, and either returns co
 """
 
 import base64
-import json
+import re
 from pathlib import Path
 from typing import Any
 
+from jddtree import strict_json
 from jddtree.errors import UserError
+
+_ID = re.compile("[0-9]{1,9}")
 
 SPECIAL_SLOTS = 256
 """Ids reserved for special tokens after the last rank (facts 4.1)."""
@@ -21,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises UserError when the file is missing, is not JSON, or holds something other than an object.
     """
     try:
-        value = json.loads(_read(path))
+        value = strict_json.parse(_read(path))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); download the file again") from error
     if not isinstance(value, dict):
@@ -74,10 +77,10 @@ def read_special_tokens(path: Path, first_id: int) -> dict[str, int]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return strict_json.read_bytes(path).decode("utf-8")
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; give a model folder that contains {path.name}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); check the file and its permissions") from error
 
 
@@ -104,6 +107,14 @@ def _check_ranks(path: Path, ranks: dict[bytes, int]) -> None:
             raise UserError(f"{path}: the single byte 0x{value:02x} has no rank, expected all 256; download it again")
 
 
+def _content(entry: Any) -> str | None:
+    """The text of a token, None where it has none, or one without bytes: JSON can hold half of a surrogate pair."""
+    name = entry.get("content") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
+        return None
+    return name or None
+
+
 def _added_tokens(path: Path, first_id: int, end: int) -> dict[int, str]:
     entries = read_json(path).get("added_tokens_decoder")
     if not isinstance(entries, dict):
@@ -113,8 +124,8 @@ def _added_tokens(path: Path, first_id: int, end: int) -> dict[int, str]:
         )
     named: dict[int, str] = {}
     for key, entry in entries.items():
-        name = entry.get("content") if isinstance(entry, dict) else None
-        if not key.isdecimal() or not isinstance(name, str) or not name:
+        name = _content(entry)
+        if not _ID.fullmatch(key) or name is None:
             raise UserError(
                 f"{path}: added_tokens_decoder[{key!r}] is {str(entry)[:80]!r}, expected an id with a content; "
                 "download the file again"
