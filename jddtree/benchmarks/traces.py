@@ -1,0 +1,235 @@
+"""The bundled pair on this device against the traces of the published implementations.
+
+python -m jddtree.benchmarks.traces --golden tests/golden --output docs/results/traces-h200.json
+
+--golden names the folder of traces.json and bf16.json (tests/golden/README.md), which an installed package lacks. Rows
+by "part":
+
+* "decoding": texts of a dtype by decoder. same_tokens: texts whose tokens are the trace's; same_rounds: those whose
+  rounds also emitted as many tokens each. float32 takes the plain kernels and must have all of them; bfloat16 takes
+  those of the device, and its row only says how many it has.
+* "bfloat16": log-probabilities along the traces, teacher-forced, beside float32. agreement: share of the places where
+  the most probable token is the trace's; mean, p99, largest: difference of the token's log-probability, in nats;
+  limits: those of the published implementation's own bfloat16 run; within: whether all are kept.
+
+Exit code 1 when float32 differs from a trace or bfloat16 is outside the limits.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from converters.dflash import load_drafter
+from converters.kimi import load_target
+from jddtree.benchmarks import results
+from jddtree.benchmarks.kernels_settings import check_output
+from jddtree.benchmarks.kernels_table import head, line
+from jddtree.benchmarks.results import Row
+from jddtree.config import TargetConfig, drafter_config, target_config
+from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.rounds import Program
+from jddtree.decoding.state import Capacity
+from jddtree.errors import UserError
+from jddtree.loading import bundled
+from jddtree.models.parameters import Tree, nest
+from jddtree.models.target import Rows, Target
+from pallas_kernels.tree_attention import causal_words
+
+REFERENCE_EPS = 1e-6  # of the norms after q_a and kv_a in the published implementation
+TOKENS = 96  # of a trace that no stop token ended
+CAPACITY = Capacity(rows=65, candidates=64, context=384, rounds=8, chunk=64, widths=(9,))
+WIDTH = 320  # tokens of the longest text and its prompt
+COLUMNS = {
+    "part": ("part", 8, ""), "dtype": ("dtype", 8, ""), "kernels": ("kernels", 7, ""), "decoder": ("decoder", 9, ""),
+    "texts": ("texts", 5, "d"), "same_tokens": ("same tokens", 11, "d"), "same_rounds": ("same rounds", 11, "d"),
+    "agreement": ("agreement", 9, ".4f"), "mean": ("mean", 6, ".4f"), "p99": ("p99", 6, ".4f"),
+    "largest": ("largest", 7, ".4f"), "within": ("within", 6, ""),
+}  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """The bundled pair on the device. kernels: implementation, None for the device's own."""
+
+    program: Program
+    weights: Tree
+    dtype: jnp.dtype
+    kernels: str | None
+
+
+class Golden(NamedTuple):
+    """cases: the traces; limits: by name, what the published bfloat16 run differs by."""
+
+    cases: list[dict[str, Any]]
+    limits: dict[str, float]
+
+
+def read_golden(folder: Path) -> Golden:
+    """UserError when the folder has no such files."""
+    try:
+        cases = json.loads((folder / "traces.json").read_text(encoding="utf-8"))["cases"]
+        rule = json.loads((folder / "bf16.json").read_text(encoding="utf-8"))
+        apart = rule["abs_logprob_difference"]
+        limits = {"agreement": rule["argmax_agreement"], "mean": apart["mean"], "p99": apart["p99"]}
+        return Golden(cases, limits | {"largest": apart["max"]})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--golden {folder} has no traces ({error!r}); give the checkout's tests/golden") from None
+
+
+def measure(golden: Golden) -> Iterator[Row]:
+    """The rows, float32 first."""
+    exact = load_pair(jnp.dtype(jnp.float32), "xla")
+    yield from decoding_rows(exact, golden.cases)
+    wanted = log_probabilities(exact, golden.cases)
+    rounded = load_pair(jnp.dtype(jnp.bfloat16), None)
+    yield from decoding_rows(rounded, golden.cases)
+    for kernels in (None, "xla"):
+        yield bfloat16_row(wanted, rounded._replace(kernels=kernels), golden)
+
+
+def load_pair(dtype: jnp.dtype, kernels: str | None) -> Pair:
+    """The bundled pair in a dtype, with the eps of the published implementation."""
+    target = target_config(bundled("target"), latent_norm_eps=REFERENCE_EPS)
+    drafter = drafter_config(bundled("drafter"))
+    kind = np.dtype(dtype)
+    arrays = {
+        "target": nest(load_target(bundled("target"), target, kind)[0]),
+        "drafter": nest(load_drafter(bundled("drafter"), drafter, kind)[0]),
+    }
+    return Pair(Program(target, drafter, CAPACITY, kernels), jax.device_put(arrays), dtype, kernels)
+
+
+def decoding_rows(pair: Pair, cases: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    """A row for each decoder of the traces."""
+    engine = Engine(pair.program, pair.weights, pair.dtype)
+    for decoder in cases[0]["decoders"]:
+        same = [_same(_decode(engine, _request(case, decoder)), case, decoder) for case in cases]
+        yield _row("decoding", pair) | {
+            "decoder": decoder,
+            "texts": len(cases),
+            "same_tokens": sum(tokens for tokens, _ in same),
+            "same_rounds": sum(rounds for _, rounds in same),
+        }
+
+
+def bfloat16_row(wanted: np.ndarray, rounded: Pair, golden: Golden) -> Row:
+    """The rule of bf16.json. wanted: float32 log-probabilities [places, V]."""
+    found = log_probabilities(rounded, golden.cases)
+    tokens = np.array([token for case in golden.cases for token in case["tokens"]])
+    places = np.arange(len(tokens))
+    apart = np.abs(wanted - found)[places, tokens]
+    sizes = {"mean": apart.mean(), "p99": np.quantile(apart, 0.99), "largest": apart.max()}
+    row = {name: float(size) for name, size in sizes.items()} | {
+        "agreement": float((found.argmax(-1) == tokens).mean())
+    }
+    within = row["agreement"] >= golden.limits["agreement"] and all(row[name] <= golden.limits[name] for name in sizes)
+    whole = _row("bfloat16", rounded) | {"texts": len(golden.cases), "places": len(tokens)} | row
+    return whole | {"limits": golden.limits, "within": bool(within)}
+
+
+def log_probabilities(pair: Pair, cases: Sequence[dict[str, Any]]) -> np.ndarray:
+    """float32 [places, V]: what the target says at each token of the traces, a pass over each text."""
+    score = _scorer(pair)
+    found = []
+    for case in cases:
+        prompt, text = case["prompt"]["ids"], case["prompt"]["ids"] + case["tokens"]
+        padded = np.zeros((1, WIDTH), np.int32)
+        padded[0, : len(text)] = text
+        logits = score(pair.weights["target"], padded, np.array([len(text)], np.int32))
+        found.append(np.asarray(logits)[0, len(prompt) - 1 : len(text) - 1])
+    return np.concatenate(found)
+
+
+def _scorer(pair: Pair) -> Callable[..., jax.Array]:
+    """Weights, ids int32 [1, T] and how many of them count, int32 [1] -> log-probabilities float32 [1, T, V]"""
+    config: TargetConfig = pair.program.target
+    empty = np.zeros((config.num_hidden_layers, 1, CAPACITY.context, config.latent_size), np.dtype(pair.dtype))
+
+    @jax.jit
+    def score(weights: Tree, tokens: jax.Array, counts: jax.Array) -> jax.Array:
+        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        valid = places < counts[:, None]
+        target = Target(config, weights, (), pair.kernels)
+        scored = target(tokens, Rows(places, valid, causal_words(valid), jnp.zeros_like(counts)), jnp.asarray(empty))
+        return jax.nn.log_softmax(target.logits(scored.hidden))
+
+    return score
+
+
+def _request(case: dict[str, Any], decoder: str) -> Request:
+    """One token more than the trace has, so that its last round is seen even where it ends exactly there"""
+    method, _, budget = decoder.partition("_")
+    return Request(case["prompt"]["ids"], TOKENS + 1, method, int(budget or 0), stop_ids=case["stop_ids"])
+
+
+def _decode(engine: Engine, request: Request) -> list[list[int]]:
+    """The ids of every round, the first token as a round of its own"""
+    state, controls, (first,), (finish,) = engine.start([request])
+    rounds = [first]
+    while finish is None:
+        state, dispatch = engine.run(state, controls)
+        (finish,) = dispatch.finish
+        rounds += dispatch.tokens[0]
+    return rounds
+
+
+def _same(rounds: Sequence[Sequence[int]], case: dict[str, Any], decoder: str) -> tuple[bool, bool]:
+    """Whether the tokens are the trace's, and the number of them in every round, but for a last one that is cut"""
+    tokens = [token for emitted in rounds for token in emitted]
+    decoded = case["decoders"][decoder]
+    wanted = decoded.get("lengths", [1] * decoded["rounds"])
+    lengths = [len(emitted) for emitted in rounds[1:]]
+    same_tokens = tokens[:TOKENS] == case["tokens"]
+    return same_tokens, same_tokens and len(lengths) == len(wanted) and lengths[:-1] == wanted[:-1]
+
+
+def _row(part: str, pair: Pair) -> Row:
+    return {"part": part, "dtype": pair.dtype.name, "kernels": pair.kernels or "device"}
+
+
+def _failed(row: Row) -> bool:
+    if row["part"] == "bfloat16":
+        return not row["within"]
+    return row["dtype"] == "float32" and min(row["same_tokens"], row["same_rounds"]) < row["texts"]
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jddtree.benchmarks.traces", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--golden", type=Path, required=True, help="folder of traces.json and bf16.json")
+    parser.add_argument("--output", type=Path, help="also write the rows to this results file")
+    chosen = parser.parse_args(given)
+    rows: list[Row] = []
+    try:
+        golden = read_golden(chosen.golden)
+        check_output(chosen.output)
+        sys.stdout.write(head(COLUMNS) + "\n")
+        for row in measure(golden):
+            rows.append(row)
+            sys.stdout.write(line(row, COLUMNS) + "\n")
+            if chosen.output is not None:
+                results.write(chosen.output, rows)
+        failed = [row for row in rows if _failed(row)]
+        if failed:
+            raise UserError(
+                f"{len(failed)} of {len(rows)} rows are not what they must be, first {line(failed[0], COLUMNS)}"
+            )
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    finally:
+        if rows:
+            sys.stdout.write(json.dumps(results.record(rows)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
