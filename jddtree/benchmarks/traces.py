@@ -125,12 +125,11 @@ def bfloat16_row(wanted: np.ndarray, rounded: Pair, golden: Golden) -> Row:
     places = np.arange(len(tokens))
     apart = np.abs(wanted - found)[places, tokens]
     sizes = {"mean": apart.mean(), "p99": np.quantile(apart, 0.99), "largest": apart.max()}
-    row = {name: float(size) for name, size in sizes.items()} | {
-        "agreement": float((found.argmax(-1) == tokens).mean())
-    }
+    row = {"agreement": float((found.argmax(-1) == tokens).mean())}
+    row |= {name: float(size) for name, size in sizes.items()}
     within = row["agreement"] >= golden.limits["agreement"] and all(row[name] <= golden.limits[name] for name in sizes)
     whole = _row("bfloat16", rounded) | {"texts": len(golden.cases), "places": len(tokens)} | row
-    return whole | {"limits": golden.limits, "within": bool(within)}
+    return whole | {"limits": golden.limits, "within": within}
 
 
 def log_probabilities(pair: Pair, cases: Sequence[dict[str, Any]]) -> np.ndarray:
@@ -207,28 +206,31 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--golden", type=Path, required=True, help="folder of traces.json and bf16.json")
     parser.add_argument("--output", type=Path, help="also write the rows to this results file")
     chosen = parser.parse_args(given)
-    rows: list[Row] = []
     try:
         golden = read_golden(chosen.golden)
         check_output(chosen.output)
-        sys.stdout.write(head(COLUMNS) + "\n")
-        for row in measure(golden):
-            rows.append(row)
-            sys.stdout.write(line(row, COLUMNS) + "\n")
-            if chosen.output is not None:
-                results.write(chosen.output, rows)
-        failed = [row for row in rows if _failed(row)]
-        if failed:
-            raise UserError(
-                f"{len(failed)} of {len(rows)} rows are not what they must be, first {line(failed[0], COLUMNS)}"
-            )
+        rows = _show(measure(golden), chosen.output)
+        if failed := [row for row in rows if _failed(row)]:
+            first = " ".join(line(failed[0], COLUMNS).split())
+            raise UserError(f"{len(failed)} of {len(rows)} rows are not what they must be, first {first}")
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    finally:
-        if rows:
-            sys.stdout.write(json.dumps(results.record(rows)) + "\n")
     return 0
+
+
+def _show(measured: Iterator[Row], output: Path | None) -> list[Row]:
+    """Print the rows as they are done, then one JSON object; the file is written again after each"""
+    sys.stdout.write(head(COLUMNS) + "\n")
+    rows = []
+    for row in measured:
+        rows.append(row)
+        sys.stdout.write(line(row, COLUMNS) + "\n")
+        sys.stdout.flush()
+        if output is not None:
+            results.write(output, rows)
+    sys.stdout.write(json.dumps(results.record(rows)) + "\n")
+    return rows
 
 
 if __name__ == "__main__":

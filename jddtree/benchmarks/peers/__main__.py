@@ -125,9 +125,7 @@ def _step(chosen: argparse.Namespace) -> Iterator[Row]:
 def _check_pages(contexts: Sequence[int]) -> None:
     for context in contexts:
         if context < 64 or context % 64:
-            raise UserError(
-                f"--context is {context}, but FlashMLA's caches are pages of 64 keys: give a multiple of 64"
-            )
+            raise UserError(f"--context is {context}, but FlashMLA reads pages of 64 keys: give a multiple of 64")
 
 
 if __name__ == "__main__":
