@@ -13,6 +13,7 @@ from jddtree.decoding.engine import Engine, Request, check_program, check_reques
 from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import STOP_IDS, Capacity
 from jddtree.errors import UserError
+from jddtree.models.target import Target
 
 PROMPT = [1024, 5, 6]
 
@@ -235,6 +236,22 @@ def test_the_text_does_not_depend_on_the_drafter(small, cases, kind: str) -> Non
     wanted = decode(small, [replace(request, method="ar") for request in requests])
     found = decode(with_weights(small, drafter=drafter), requests)
     assert [run.tokens for run in found] == [run.tokens for run in wanted]
+
+
+class NanInPadding(Target):
+    """A target whose rows of padding come out as NaN."""
+
+    def __call__(self, tokens, rows, latents):
+        scored = super().__call__(tokens, rows, latents)
+        return scored._replace(hidden=jnp.where(rows.valid[:, :, None], scored.hidden, jnp.nan))
+
+
+def test_logits_of_padding_rows_need_not_be_finite(pair, cases) -> None:
+    """Trees of 3 nodes in 8 rows, and a prompt shorter than its chunk: the text is that of the trace."""
+    capacity = Capacity(rows=8, candidates=7, context=64, rounds=2, chunk=16)
+    program = Program(pair.target, pair.drafter, capacity, target_class=NanInPadding)
+    (run,) = decode(Engine(program, pair.weights, pair.dtype), [replace(greedy(cases, 0, 8), budget=3)])
+    assert run.tokens == cases[0]["tokens"][:8] and set(run.nodes) == {3}
 
 
 def test_non_finite_logits_are_reported(small, cases) -> None:
