@@ -53,9 +53,9 @@ def is_first() -> bool:
 
 
 def from_first(name: str, value: str | None = None) -> str:
-    """What the first process gives as `value` under a name that is used once. The others wait for it; theirs is dropped.
+    """What the first process gives as `value` under a name that is used once; the others wait for it.
 
-    Raises ValueError when the first process gives nothing.
+    Theirs is dropped. Raises ValueError when the first process gives nothing.
     """
     client = distributed.global_state.client
     if not is_first() and client is not None:
