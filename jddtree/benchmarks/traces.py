@@ -47,11 +47,19 @@ TOKENS = 96  # of a trace that no stop token ended
 CAPACITY = Capacity(rows=65, candidates=64, context=384, rounds=8, chunk=64, widths=(9,))
 WIDTH = 320  # tokens of the longest text and its prompt
 COLUMNS = {
-    "part": ("part", 8, ""), "dtype": ("dtype", 8, ""), "kernels": ("kernels", 7, ""), "decoder": ("decoder", 9, ""),
-    "texts": ("texts", 5, "d"), "same_tokens": ("same tokens", 11, "d"), "same_rounds": ("same rounds", 11, "d"),
-    "agreement": ("agreement", 9, ".4f"), "mean": ("mean", 6, ".4f"), "p99": ("p99", 6, ".4f"),
-    "largest": ("largest", 7, ".4f"), "within": ("within", 6, ""),
-}  # fmt: skip
+    "part": ("part", 8, ""),
+    "dtype": ("dtype", 8, ""),
+    "kernels": ("kernels", 7, ""),
+    "decoder": ("decoder", 9, ""),
+    "texts": ("texts", 5, "d"),
+    "same_tokens": ("same tokens", 11, "d"),
+    "same_rounds": ("same rounds", 11, "d"),
+    "agreement": ("agreement", 9, ".4f"),
+    "mean": ("mean", 6, ".4f"),
+    "p99": ("p99", 6, ".4f"),
+    "largest": ("largest", 7, ".4f"),
+    "within": ("within", 6, ""),
+}
 
 
 class Pair(NamedTuple):

@@ -27,11 +27,19 @@ WORLD = 8
 HEADS = (8, 64)
 STEP_TOKENS, STEP_CONTEXT = (1, 9, 17, 33, 65), 4096
 COLUMNS = {
-    "kernel": ("kernel", 14, ""), "stage": ("stage", 6, ""), "tokens": ("tokens", 6, "d"),
-    "context": ("context", 7, "d"), "heads": ("heads", 5, "d"), "routing": ("routing", 8, ""),
-    "experts": ("experts", 7, ".1f"), "peer": ("peer", 26, ""), "time_us": ("us", 8, ".1f"),
-    "kernel_us": ("kernels", 8, ".1f"), "time_ms": ("ms", 7, ".2f"), "failure": ("failure", 7, ""),
-}  # fmt: skip
+    "kernel": ("kernel", 14, ""),
+    "stage": ("stage", 6, ""),
+    "tokens": ("tokens", 6, "d"),
+    "context": ("context", 7, "d"),
+    "heads": ("heads", 5, "d"),
+    "routing": ("routing", 8, ""),
+    "experts": ("experts", 7, ".1f"),
+    "peer": ("peer", 26, ""),
+    "time_us": ("us", 8, ".1f"),
+    "kernel_us": ("kernels", 8, ".1f"),
+    "time_ms": ("ms", 7, ".2f"),
+    "failure": ("failure", 7, ""),
+}
 
 
 def arguments() -> argparse.ArgumentParser:
