@@ -8,6 +8,7 @@ from conftest import golden_ref
 
 from jddtree.benchmarks import traces
 from jddtree.errors import UserError
+from jddtree.evaluation.likelihood import TokenScores
 
 CASE = {"tokens": [5, 6, 7, 8], "decoders": {"ar": {"rounds": 3}, "ddtree_8": {"rounds": 2, "lengths": [2, 2]}}}
 
@@ -31,22 +32,29 @@ def test_the_files_of_the_checkout_are_read() -> None:
     assert len(golden.cases) == 14 and sum(len(case["tokens"]) for case in golden.cases) == 1266
     assert set(golden.limits) == {"agreement", "mean", "p99", "largest"}
     longest = max(len(case["prompt"]["ids"]) + len(case["tokens"]) for case in golden.cases)
-    assert longest <= traces.WIDTH < traces.CAPACITY.context
+    assert longest < traces.CAPACITY.context
 
 
 @pytest.mark.parametrize(("apart", "within"), [(0.01, True), (0.3, False)])
-def test_bfloat16_is_within_the_limits_or_not(monkeypatch, apart: float, within: bool) -> None:
+def test_bfloat16_is_within_the_limits_or_not(apart: float, within: bool) -> None:
     """Three places of which one is `apart` from float32; the largest difference may be 0.2."""
-    golden = traces.Golden([{"tokens": [0, 1, 0]}], {"agreement": 0.9, "mean": 1.0, "p99": 1.0, "largest": 0.2})
-    exact = np.log(np.array([[0.8, 0.2], [0.1, 0.9], [0.7, 0.3]], np.float32))
-    found = exact.copy()
-    found[1, 1] -= apart
-    monkeypatch.setattr(traces, "log_probabilities", lambda pair, cases: found)
-    pair = traces.Pair(None, {}, np.dtype(np.float32), "xla")
-    row = traces.bfloat16_row(exact, pair, golden)
-    assert row["largest"] == pytest.approx(apart, rel=1e-4) and row["agreement"] == 1.0 and row["places"] == 3
+    limits = {"agreement": 0.9, "mean": 1.0, "p99": 1.0, "largest": 0.2}
+    exact = TokenScores(np.zeros(3), np.array([0, 1, 0]), np.zeros(3), np.zeros(3))
+    found = exact._replace(log_probs=np.array([0.0, apart, 0.0]))
+    row = traces.bfloat16_row([exact], [found], None, traces.Golden([{"tokens": [0, 1, 0]}], limits))
+    assert row["largest"] == apart and row["agreement"] == 1.0 and row["places"] == 3
     assert row["within"] is within and traces._failed(row) is not within
     json.dumps(row, allow_nan=False)
+    wrong = exact._replace(best=np.array([0, 1, 1]))
+    other = traces.bfloat16_row([exact], [wrong], None, traces.Golden([{"tokens": [0, 1, 0]}], limits))
+    assert other["agreement"] == pytest.approx(2 / 3) and other["within"] is False
+
+
+def test_places_of_the_prompt_do_not_count() -> None:
+    """Of a text of three prompt tokens and two others, the last two of four places."""
+    scored = TokenScores(*np.arange(16).reshape(4, 4))
+    found = traces._of_trace(scored, {"prompt": {"ids": [1, 2, 3]}})
+    assert [values.tolist() for values in found] == [[2, 3], [6, 7], [10, 11], [14, 15]]
 
 
 def test_a_float32_text_that_differs_is_a_failure() -> None:

@@ -18,34 +18,26 @@ Exit code 1 when float32 differs from a trace or bfloat16 is outside the limits.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from converters.dflash import load_drafter
-from converters.kimi import load_target
 from jddtree.benchmarks import results
 from jddtree.benchmarks.kernels_settings import check_output
 from jddtree.benchmarks.kernels_table import head, line
 from jddtree.benchmarks.results import Row
-from jddtree.config import TargetConfig, drafter_config, target_config
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.generate import compile_engine
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
-from jddtree.loading import bundled
-from jddtree.models.parameters import Tree, nest
-from jddtree.models.target import Rows, Target
-from pallas_kernels.tree_attention import causal_words
+from jddtree.evaluation.likelihood import Scorer, TokenScores
+from jddtree.loading import Model, load
 
 REFERENCE_EPS = 1e-6  # of the norms after q_a and kv_a in the published implementation
 TOKENS = 96  # of a trace that no stop token ended
 CAPACITY = Capacity(rows=65, candidates=64, context=384, rounds=8, chunk=64, widths=(9,))
-WIDTH = 320  # tokens of the longest text and its prompt
 COLUMNS = {
     "part": ("part", 8, ""),
     "dtype": ("dtype", 8, ""),
@@ -60,15 +52,6 @@ COLUMNS = {
     "largest": ("largest", 7, ".4f"),
     "within": ("within", 6, ""),
 }
-
-
-class Pair(NamedTuple):
-    """The bundled pair on the device. kernels: implementation, None for the device's own."""
-
-    program: Program
-    weights: Tree
-    dtype: jnp.dtype
-    kernels: str | None
 
 
 class Golden(NamedTuple):
@@ -92,33 +75,21 @@ def read_golden(folder: Path) -> Golden:
 
 def measure(golden: Golden) -> Iterator[Row]:
     """The rows, float32 first."""
-    exact = load_pair(jnp.dtype(jnp.float32), "xla")
-    yield from decoding_rows(exact, golden.cases)
-    wanted = log_probabilities(exact, golden.cases)
-    rounded = load_pair(jnp.dtype(jnp.bfloat16), None)
-    yield from decoding_rows(rounded, golden.cases)
+    exact = _load("float32")
+    yield from decoding_rows(exact, "xla", golden.cases)
+    wanted = scores(exact, "xla", golden.cases)
+    rounded = _load("bfloat16")
+    yield from decoding_rows(rounded, None, golden.cases)
     for kernels in (None, "xla"):
-        yield bfloat16_row(wanted, rounded._replace(kernels=kernels), golden)
+        yield bfloat16_row(wanted, scores(rounded, kernels, golden.cases), kernels, golden)
 
 
-def load_pair(dtype: jnp.dtype, kernels: str | None) -> Pair:
-    """The bundled pair in a dtype, with the eps of the published implementation."""
-    target = target_config(bundled("target"), latent_norm_eps=REFERENCE_EPS)
-    drafter = drafter_config(bundled("drafter"))
-    kind = np.dtype(dtype)
-    arrays = {
-        "target": nest(load_target(bundled("target"), target, kind)[0]),
-        "drafter": nest(load_drafter(bundled("drafter"), drafter, kind)[0]),
-    }
-    return Pair(Program(target, drafter, CAPACITY, kernels), jax.device_put(arrays), dtype, kernels)
-
-
-def decoding_rows(pair: Pair, cases: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    """A row for each decoder of the traces."""
-    engine = Engine(pair.program, pair.weights, pair.dtype)
+def decoding_rows(model: Model, kernels: str | None, cases: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    """A row for each decoder of the traces. kernels: implementation, None for the device's own."""
+    engine = compile_engine(model, CAPACITY, kernels)
     for decoder in cases[0]["decoders"]:
         same = [_same(_decode(engine, _request(case, decoder)), case, decoder) for case in cases]
-        yield _row("decoding", pair) | {
+        yield _row("decoding", model.dtype.name, kernels) | {
             "decoder": decoder,
             "texts": len(cases),
             "same_tokens": sum(tokens for tokens, _ in same),
@@ -126,47 +97,35 @@ def decoding_rows(pair: Pair, cases: Sequence[dict[str, Any]]) -> Iterator[Row]:
         }
 
 
-def bfloat16_row(wanted: np.ndarray, rounded: Pair, golden: Golden) -> Row:
-    """The rule of bf16.json. wanted: float32 log-probabilities [places, V]."""
-    found = log_probabilities(rounded, golden.cases)
+def scores(model: Model, kernels: str | None, cases: Sequence[dict[str, Any]]) -> list[TokenScores]:
+    """What the target says at each token of the traces, teacher-forced."""
+    scorer = Scorer(model, CAPACITY.context, kernels=kernels)
+    return [_of_trace(scorer.score(case["prompt"]["ids"] + case["tokens"]), case) for case in cases]
+
+
+def bfloat16_row(
+    wanted: Sequence[TokenScores], found: Sequence[TokenScores], kernels: str | None, golden: Golden
+) -> Row:
+    """The rule of bf16.json. wanted: float32."""
     tokens = np.array([token for case in golden.cases for token in case["tokens"]])
-    places = np.arange(len(tokens))
-    apart = np.abs(wanted - found)[places, tokens]
+    exact, rounded = (np.concatenate([one.log_probs for one in some]) for some in (wanted, found))
+    best = np.concatenate([one.best for one in found])
+    apart = np.abs(exact - rounded)
     sizes = {"mean": apart.mean(), "p99": np.quantile(apart, 0.99), "largest": apart.max()}
-    row = {"agreement": float((found.argmax(-1) == tokens).mean())}
-    row |= {name: float(size) for name, size in sizes.items()}
+    row = {"agreement": float((best == tokens).mean())} | {name: float(size) for name, size in sizes.items()}
     within = row["agreement"] >= golden.limits["agreement"] and all(row[name] <= golden.limits[name] for name in sizes)
-    whole = _row("bfloat16", rounded) | {"texts": len(golden.cases), "places": len(tokens)} | row
+    whole = _row("bfloat16", "bfloat16", kernels) | {"texts": len(golden.cases), "places": len(tokens)} | row
     return whole | {"limits": golden.limits, "within": within}
 
 
-def log_probabilities(pair: Pair, cases: Sequence[dict[str, Any]]) -> np.ndarray:
-    """float32 [places, V]: what the target says at each token of the traces, a pass over each text."""
-    score = _scorer(pair)
-    found = []
-    for case in cases:
-        prompt, text = case["prompt"]["ids"], case["prompt"]["ids"] + case["tokens"]
-        padded = np.zeros((1, WIDTH), np.int32)
-        padded[0, : len(text)] = text
-        logits = score(pair.weights["target"], padded, np.array([len(text)], np.int32))
-        found.append(np.asarray(logits)[0, len(prompt) - 1 : len(text) - 1])
-    return np.concatenate(found)
+def _load(dtype: str) -> Model:
+    """The bundled pair on one device, with the eps of the published implementation"""
+    return load(dtype=dtype, mesh=1, latent_norm_eps=REFERENCE_EPS)
 
 
-def _scorer(pair: Pair) -> Callable[..., jax.Array]:
-    """Weights, ids int32 [1, T] and how many of them count, int32 [1] -> log-probabilities float32 [1, T, V]"""
-    config: TargetConfig = pair.program.target
-    empty = np.zeros((config.num_hidden_layers, 1, CAPACITY.context, config.latent_size), np.dtype(pair.dtype))
-
-    @jax.jit
-    def score(weights: Tree, tokens: jax.Array, counts: jax.Array) -> jax.Array:
-        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-        valid = places < counts[:, None]
-        target = Target(config, weights, (), pair.kernels)
-        scored = target(tokens, Rows(places, valid, causal_words(valid), jnp.zeros_like(counts)), jnp.asarray(empty))
-        return jax.nn.log_softmax(target.logits(scored.hidden))
-
-    return score
+def _of_trace(scored: TokenScores, case: dict[str, Any]) -> TokenScores:
+    """Without the places of the prompt"""
+    return TokenScores(*(values[len(case["prompt"]["ids"]) - 1 :] for values in scored))
 
 
 def _request(case: dict[str, Any], decoder: str) -> Request:
@@ -196,8 +155,8 @@ def _same(rounds: Sequence[Sequence[int]], case: dict[str, Any], decoder: str) -
     return same_tokens, same_tokens and len(lengths) == len(wanted) and lengths[:-1] == wanted[:-1]
 
 
-def _row(part: str, pair: Pair) -> Row:
-    return {"part": part, "dtype": pair.dtype.name, "kernels": pair.kernels or "device"}
+def _row(part: str, dtype: str, kernels: str | None) -> Row:
+    return {"part": part, "dtype": dtype, "kernels": kernels or "device"}
 
 
 def _failed(row: Row) -> bool:
