@@ -38,6 +38,7 @@ def test_how_much_faster_than_the_peer_follows_from_the_results():
     for file in ("peers-step-h200", "step-h200"):
         rows = json.loads((ROOT / "docs" / "results" / f"{file}.json").read_text(encoding="utf-8"))["rows"]
         size = {"stage": "verify", "context": 4096, "routing": "uniform"}
-        times[file] = {row["tokens"]: row["time_ms"] for row in rows if size.items() <= row.items() and "time_ms" in row}
+        timed = [row for row in rows if size.items() <= row.items() and "time_ms" in row]
+        times[file] = {row["tokens"]: row["time_ms"] for row in timed}
     ratios = [times["peers-step-h200"][tokens] / times["step-h200"][tokens] for tokens in (33, 9, 1)]
-    assert f"{min(ratios):.1f} to\n{max(ratios):.1f} times as fast" in README
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} times as fast" in " ".join(README.split())
