@@ -319,3 +319,14 @@ def test_plans_reach_the_host(priced, cases) -> None:
     (first, *_) = dispatch.plans[0]
     assert dispatch.plans[1] == [] and len(dispatch.plans[0]) == len(dispatch.tokens[0])
     assert 1.0 < first[0] < 8.0 and first[1] == pytest.approx(1.0 + 0.4 * 8 + 0.1)
+
+
+def test_a_finished_long_sequence_does_not_choose_the_curve(priced, cases) -> None:
+    """Rounds cost what their contexts say while the long text runs, and what the short one's says from then on."""
+    engine = priced(CostTable((Curve(100, (1,), (1.0,)), Curve(1000, (1,), (5.0,))), 0.0, "by context"))
+    long = Request(cases[9]["prompt"]["ids"][:120], max_tokens=2, method="ar")
+    short = Request(cases[0]["prompt"]["ids"], max_tokens=24, method="ar")
+    state, controls, *_ = engine.start([long, short])
+    _, dispatch = engine.run(state, controls)
+    assert dispatch.finish == ["length", None] and len(dispatch.plans[0]) == 1
+    assert [seconds for _, seconds in dispatch.plans[1]] == [5.0, 1.0, 1.0, 1.0]

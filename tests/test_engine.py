@@ -13,6 +13,7 @@ from jddtree.decoding.engine import Engine, Request, check_program, check_reques
 from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import STOP_IDS, Capacity
 from jddtree.errors import UserError
+from jddtree.models.target import Target
 
 PROMPT = [1024, 5, 6]
 
@@ -235,6 +236,20 @@ def test_the_text_does_not_depend_on_the_drafter(small, cases, kind: str) -> Non
     wanted = decode(small, [replace(request, method="ar") for request in requests])
     found = decode(with_weights(small, drafter=drafter), requests)
     assert [run.tokens for run in found] == [run.tokens for run in wanted]
+
+
+def test_logits_of_padding_rows_need_not_be_finite(pair, cases, monkeypatch) -> None:
+    """Trees of 3 nodes in 8 rows, and a prompt shorter than its chunk: the text is that of the trace."""
+    whole = Target.__call__
+
+    def nan_in_padding(target, tokens, rows, *others, **options):
+        scored = whole(target, tokens, rows, *others, **options)
+        return scored._replace(hidden=jnp.where(rows.valid[:, :, None], scored.hidden, jnp.nan))
+
+    monkeypatch.setattr(Target, "__call__", nan_in_padding)
+    engine = pair.engine(Capacity(rows=8, candidates=7, context=64, rounds=2, chunk=16))
+    (run,) = decode(engine, [replace(greedy(cases, 0, 8), budget=3)])
+    assert run.tokens == cases[0]["tokens"][:8] and set(run.nodes) == {3}
 
 
 def test_non_finite_logits_are_reported(small, cases) -> None:

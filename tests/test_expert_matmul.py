@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import whole_packing as packing
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_packing import to_words
 
-from converters import packing
 from pallas_kernels import launch, versions
 from pallas_kernels.expert_matmul import PackedExperts, expert_mlp
 from pallas_kernels.expert_matmul_plan import make_plan, work_list

@@ -10,10 +10,10 @@ import pytest
 from conftest import golden_ref, micro_target, official_dir
 from safetensors import safe_open
 from test_checkpoint import Edit, copy_folder, edit_folder
+from whole_packing import unpack_down, unpack_gate_up
 
 from converters.checkpoint import Checkpoint
 from converters.kimi import count_parameters, expected_tensors, load_target
-from converters.packing import unpack_down, unpack_gate_up
 from jddtree.config import target_config
 from jddtree.errors import UserError
 from jddtree.models.parameters import target_parameters

@@ -3,10 +3,9 @@
 import ml_dtypes
 import numpy as np
 import pytest
+import whole_packing as packing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from converters import packing
 
 HALF = ml_dtypes.bfloat16
 

@@ -1,5 +1,6 @@
 """README.md says what was measured and runs what it shows."""
 
+import json
 import re
 
 import pytest
@@ -29,3 +30,15 @@ def test_commands_name_options_that_exist():
     for option in set(re.findall(r"--[a-z][a-z-]+", README)) - {"--help"}:
         name = option[2:].replace("-", "_")
         assert option in source or f"{name}:" in source, option
+
+
+def test_how_much_faster_than_the_peer_follows_from_the_results():
+    """A verify pass of 33, 9 and 1 rows at 4096 tokens against the composed one."""
+    times = {}
+    for file in ("peers-step-h200", "step-h200"):
+        rows = json.loads((ROOT / "docs" / "results" / f"{file}.json").read_text(encoding="utf-8"))["rows"]
+        size = {"stage": "verify", "context": 4096, "routing": "uniform"}
+        timed = [row for row in rows if size.items() <= row.items() and "time_ms" in row]
+        times[file] = {row["tokens"]: row["time_ms"] for row in timed}
+    ratios = [times["peers-step-h200"][tokens] / times["step-h200"][tokens] for tokens in (33, 9, 1)]
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} times as fast" in " ".join(README.split())

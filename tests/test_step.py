@@ -54,7 +54,7 @@ def compiled(bench, monkeypatch):
 
 @pytest.mark.parametrize("touched, peer_ms", [(8, 1.48), (66, 3.99), (193, 9.47), (288, 13.57)])
 def test_floor_is_that_of_the_composed_peer(touched, peer_ms):
-    """One rank of eight: the bytes of rank_step.py, which the table of the peers shows."""
+    """One rank of eight: the bytes that the composed peer reads."""
     models = step_presets.models("kimi-k2.6")
     parts = step_floor.stage_bytes(models, 8, BFLOAT16, touched, 4096)["verify"]
     assert step_floor.floor_ms(parts) == pytest.approx(peer_ms, abs=0.012)
@@ -235,7 +235,7 @@ def test_rows_of_both_clocks_are_joined():
     rows = {}
     size = {"stage": "round", "tokens": 33, "context": 4096, "routing": "uniform"}
     step.join(rows, size | {"time_ms": 10.0, "busy_ms": 9.9, "host_percent": 1.0, "rounds": 8})
-    peers = [{"stage": "round", "tokens": 33, "context": 4096, "peer": "other", "time_ms": 26.5}]
+    peers = [size | {"peer": "other", "time_ms": 26.5}, size | {"routing": "zipf", "peer": "other", "time_ms": 1.0}]
     joined = step.join(rows, size | {"kernel_ms": 78.408}, peers)
     assert joined["idle_percent"] == pytest.approx(1.0) and joined["peer_ms"] == 26.5
     assert len(rows) == 1 and "10" in step.line_of(joined)

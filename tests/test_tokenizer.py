@@ -97,7 +97,8 @@ def test_official_special_tokens():
 def test_special_tokens_of_the_micro_model():
     specials = micro().special_tokens
     assert micro().vocab_size == 1280 and sorted(specials.values()) == list(range(1024, 1280))
-    assert micro().id_of("<|im_end|>") == 1026 and micro().id_of("<|reserved_token_1029|>") == 1029
+    assert specials["<|im_end|>"] == 1026 and specials["<|reserved_token_1029|>"] == 1029
+    assert "<nothing>" not in specials
     assert micro().token_bytes(1026) == b"<|im_end|>"
     with pytest.raises(TypeError):
         specials["x"] = 1
@@ -174,11 +175,6 @@ def test_seams_change_ids():
 def test_id_outside_the_vocabulary(identifier):
     with pytest.raises(UserError, match=rf"token id {identifier} is outside 0\.\.1279"):
         micro().decode([5, identifier])
-
-
-def test_unknown_special_token():
-    with pytest.raises(UserError, match="'<nothing>' is not in this vocabulary"):
-        micro().id_of("<nothing>")
 
 
 @pytest.fixture

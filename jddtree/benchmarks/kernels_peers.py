@@ -1,7 +1,7 @@
-"""Times of other implementations beside ours: measured by their own scripts, or as rows of this run.
+"""Times of other implementations beside ours: of `jddtree.benchmarks.peers`, or as rows of this run.
 
-A peers file is a JSON list of {kernel, tokens, context, heads, peer, time_us}, with context and heads null for
-experts; "routing" is uniform unless given, "kernel_us" (CUPTI, without launches) is taken over when given.
+A peer is a row {kernel, tokens, context, heads, peer, time_us}, with context and heads null for experts; "routing" is
+uniform unless given, "kernel_us" (without launches) is taken over when given.
 """
 
 import json
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jddtree.benchmarks import kernels_cublas
+from jddtree.benchmarks.peers.rows import rows_of
 from jddtree.benchmarks.results import Row
 from jddtree.errors import UserError
 
@@ -16,19 +17,13 @@ REQUIRED: dict[str, type | tuple[type, ...]] = {"kernel": str, "tokens": int, "p
 
 
 def read(path: Path | None) -> list[Row]:
-    """The peers in a file, none without one; UserError if it is not such a file."""
-    if path is None:
-        return []
-    try:
-        peers = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--peers {path} cannot be read: {error}") from None
-    if not isinstance(peers, list):
-        raise UserError(f"--peers {path} must hold a JSON list of rows")
+    """The peers in a file, or measured with the kernels of a folder (`peers.rows`); none without a path.
+
+    UserError for a file without such rows.
+    """
+    peers = rows_of(path, "kernels")
     for peer in peers:
-        wrong = [
-            key for key, kind in REQUIRED.items() if not isinstance(peer, dict) or not isinstance(peer.get(key), kind)
-        ]
+        wrong = [key for key, kind in REQUIRED.items() if not isinstance(peer.get(key), kind)]
         if wrong:
             raise UserError(f"--peers {path} has a row without a proper {wrong[0]}: {json.dumps(peer)[:80]}")
     return peers

@@ -15,6 +15,7 @@ from pallas_kernels.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("README.md", "docs/economics.md", "docs/evaluation.md", "docs/kernels.md", "docs/performance.md")
+PEERS_STEP = "docs/results/peers-step-h200.json"
 KERNEL_COLUMNS = {
     "kernel": "",
     "tokens": "d",
@@ -34,7 +35,8 @@ MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
     "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
     "docs/results/kernels-h200.json": kernels_table.summary,
     "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
-    "docs/results/step-h200.json": step_table.stages,
+    "docs/results/step-h200.json": lambda rows: step_table.stages(rows, _rows(PEERS_STEP)),
+    PEERS_STEP: step_table.peers,
     "docs/results/step-h200.json roofline": step_table.roofline,
     "docs/results/step-h200.json one pass": lambda rows: step_table.parts(rows, 33, 4096),
     "docs/results/step-h200.json one pass, long context": lambda rows: step_table.parts(rows, 33, 131072),
@@ -66,9 +68,15 @@ def with_tables(text: str, root: Path = ROOT) -> str:
     return tables.sub(lambda found: _table(found, root), text)
 
 
+def _rows(name: str) -> list[results.Row]:
+    return json.loads((ROOT / name).read_text(encoding="utf-8"))["rows"]
+
+
 def _table(found: re.Match[str], root: Path) -> str:
     measured = json.loads((root / found[2].split()[0]).read_text(encoding="utf-8"))
-    origin = f"`{measured['command']}`, {measured['date'][:10]}, {measured['card']}, jax {measured['versions']['jax']}"
+    name = next(name for name in ("jax", "torch") if name in measured["versions"])
+    library = f"{name} {measured['versions'][name]}"
+    origin = f"`{measured['command']}`, {measured['date'][:10]}, {measured['card']}, {library}"
     return f"{found[1]}{MADE_BY[found[2]](measured['rows'])}\n\n{origin}\n{found[3]}"
 
 

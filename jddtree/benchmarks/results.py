@@ -16,45 +16,57 @@ from typing import Any
 import jax
 
 import jddtree
+from jddtree.errors import UserError
 
 Row = dict[str, Any]
+Versions = dict[str, str]
+ROOT = Path(__file__).resolve().parent.parent.parent
+MEASURED = (".", ":(exclude)docs")  # of the checkout: what a measurement may depend on
 
 
-def record(rows: list[Row]) -> dict[str, Any]:
-    """The object to write for rows measured by this process."""
+def record(rows: list[Row], card_name: str | None = None, versions: Versions | None = None) -> dict[str, Any]:
+    """The object to write for rows measured by this process.
+
+    card_name and versions: of a process that measures without JAX; by default the device and version of JAX's.
+    """
+    shared = {"jddtree": jddtree.__version__, "python": platform.python_version()}
     return {
         "command": command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "card": card(),
-        "versions": {"jddtree": jddtree.__version__, "jax": jax.__version__, "python": platform.python_version()},
+        "card": card_name or card(),
+        "versions": shared | (versions or {"jax": jax.__version__}),
         "rows": rows,
     }
 
 
 def command() -> str:
-    """How this process was started, a module by its name and a script by its file's."""
+    """How this process was started, a module or a package by its name and a script by its file's."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    program = [Path(sys.argv[0]).name] if spec is None else ["-m", spec.name]
+    program = [Path(sys.argv[0]).name] if spec is None else ["-m", spec.name.removesuffix(".__main__")]
     return " ".join(["python", *program, *sys.argv[1:]])
 
 
 def commit() -> str:
-    """What the environment variable JDDTREE_COMMIT says, for copies of the source tree; else the commit of the tree,
-    with "+changes" when it has uncommitted ones; "unknown" outside a checkout."""
+    """What the environment variable JDDTREE_COMMIT says, for copies of the source tree; else the commit of the checkout
+    that this package lies in, with "+changes" when a tracked file outside docs/ differs; "unknown" elsewhere.
+
+    What docs/ holds changes nothing that is measured, and a results file may be one that is written just now. Bits of
+    permission do not count, since a copy of a checkout may lose them.
+    """
     if stated := os.environ.get("JDDTREE_COMMIT"):
         return stated
-    folder = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        if Path(_git("rev-parse", "--show-toplevel")).resolve() != ROOT:
+            return "unknown"
+        changes = _git("-c", "core.fileMode=false", "status", "--porcelain", "-uno", "--", *MEASURED)
+        return _git("rev-parse", "--short=12", "HEAD") + ("+changes" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def card() -> str:
@@ -72,9 +84,26 @@ def card() -> str:
 
 
 def write(path: Path, rows: list[Row]) -> None:
-    """Write a results file; an existing one is replaced."""
+    """Write a results file for rows measured by this process; an existing one is replaced."""
+    write_record(path, record(rows))
+
+
+def write_record(path: Path, made: dict[str, Any]) -> None:
+    """Write what `record` made; an existing file is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record(rows), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+def read_rows(path: Path, option: str) -> list[Row]:
+    """The rows of a results file, or those of a bare JSON list. UserError that names the option for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{option} {path} cannot be read: {error}") from None
+    rows = found.get("rows") if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{option} {path} must be a results file or a JSON list of rows")
+    return rows
 
 
 def table(rows: list[Row], columns: dict[str, str]) -> str:

@@ -110,11 +110,6 @@ def attention_work(sizes: Sizes, tokens: int, context: int, heads: int) -> Work:
     return Work((latents + queries_and_results) * BFLOAT16, operations)
 
 
-def expected_experts(sizes: Sizes, tokens: int) -> float:
-    """Distinct experts that tokens touch when each chooses top_k uniformly."""
-    return sizes.experts * (1 - (1 - sizes.top_k / sizes.experts) ** tokens)
-
-
 def floor_us(work: Work, ceilings: Ceilings) -> float:
     """No call is faster than reading its bytes or multiplying its operations takes."""
     return 1e6 * max(work.bytes / ceilings.read, work.operations / ceilings.matmul)

@@ -82,7 +82,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=8, help="programs compiled at a time")
     parser.add_argument("--profile", action=argparse.BooleanOptionalAction, default=True, help="also time each kernel")
-    parser.add_argument("--peers", type=Path, help="JSON list of {stage, tokens, context, peer, time_ms}")
+    parser.add_argument("--peers", type=Path, help="results of jddtree.benchmarks.peers step, or vLLM's kernels")
     parser.add_argument("--output", type=Path, help="also write the rows to this results file")
     parser.add_argument("--dump", type=Path, help="folder for the optimised HLO and the kernels of each stage")
     parser.add_argument("--clock", choices=CLOCKS, help=argparse.SUPPRESS)  # what a measuring process is told
@@ -129,7 +129,7 @@ def join(rows: dict[tuple[Any, ...], Row], row: Row, peers: Sequence[Row] = ()) 
     failures = [one["failure"] for one in (known, row) if "failure" in one]
     whole = known | row | ({"failure": "; ".join(failures)} if failures else {})
     for peer in peers:
-        if all(peer[name] == row.get(name) for name in KEY[:3]):
+        if all(peer[name] == row.get(name) for name in KEY[:4]):
             whole |= {"peer": peer["peer"], "peer_ms": peer["time_ms"]}
     if row["stage"] == "round" and {"busy_ms", "kernel_ms"} <= whole.keys():
         whole["idle_percent"] = 100 * (1 - whole["kernel_ms"] / whole["rounds"] / whole["busy_ms"])
@@ -239,13 +239,13 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def _peers(path: Path | None) -> list[Row]:
-    if path is None:
-        return []
+    from jddtree.benchmarks.peers.rows import rows_of
+
     try:
-        peers = json.loads(path.read_text(encoding="utf-8"))
-        return [{name: peer[name] for name in (*KEY[:3], "peer", "time_ms")} for peer in peers]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--peers {path} cannot be used: {error!r}; see --help for its form") from None
+        peers = [{"routing": "uniform"} | peer for peer in rows_of(path, "step")]
+        return [{name: peer[name] for name in (*KEY[:4], "peer", "time_ms")} for peer in peers]
+    except KeyError as error:
+        raise UserError(f"--peers {path} has a row without {error}; see jddtree.benchmarks.peers step") from None
 
 
 def _rank_rows(path: Path | None) -> list[Row]:

@@ -1,9 +1,9 @@
 """The least that a step must read, by component, and the time that follows.
 
-`floor_ms` is that of the composed peer's script, so that ratios compare: weights that the step reads once, those of
-the distinct experts that its rows touch included, at 4.3 TB/s (the copy rate of an H200); latents, activations and
-norms are not in it. The router counts in float32, as the peer reads it, whatever is kept here. `floor_read_ms` adds the
-latents and takes the rate at which this card reads.
+`floor_ms` counts what the composed peer (`peers.rank_step`) reads, so that ratios compare: weights that the step reads
+once, those of the distinct experts that its rows touch included, at 4.3 TB/s (the copy rate of an H200); latents,
+activations and norms are not in it. The router counts in float32, as the peer reads it, whatever is kept here.
+`floor_read_ms` adds the latents and takes the rate at which this card reads.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Tables of docs/performance.md, made from the rows of `bench step`."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from jddtree.benchmarks import extrapolation, waterfall
@@ -8,6 +9,7 @@ from jddtree.benchmarks.kernels_table import head, line
 from jddtree.benchmarks.results import Row
 
 MESH = "docs/results/mesh-h200x2.json"
+SIZE = ("stage", "tokens", "context", "routing")
 # Key of a row: heading, width and format, as in `kernels_table`.
 STAGES = {
     "stage": ("stage", 7, ""), "tokens": ("tokens", 6, "d"), "context": ("context", 7, "d"),
@@ -20,6 +22,10 @@ STAGES = {
 PARTS = {
     "part": ("part", 24, ""), "ms": ("ms", 6, ".2f"), "percent": ("% of step", 9, ".1f"),
     "floor_ms": ("floor ms", 8, ".2f"), "ratio": ("ratio", 5, ".2f"),
+}  # fmt: skip
+PEERS = {
+    "peer": ("peer", 26, ""), "tokens": ("tokens", 6, "d"), "context": ("context", 7, "d"),
+    "experts": ("experts", 7, ".1f"), "time_ms": ("ms", 7, ".2f"),
 }  # fmt: skip
 MESHES = {
     "cards": ("cards", 16, ""), "tokens": ("tokens", 6, "d"), "floor_ms": ("floor ms", 8, ".2f"),
@@ -34,14 +40,21 @@ SPLIT = {
 }  # fmt: skip
 
 
-def stages(rows: list[Row]) -> str:
-    """Everything that was timed by either clock; the kernels of a round are those of a dispatch, so they are left
-    out."""
+def stages(rows: list[Row], peers: Sequence[Row] = ()) -> str:
+    """Everything that was timed by either clock, beside the peers of the same size; the kernels of a round are those of
+    a dispatch, so they are left out."""
+    peer_ms = {tuple(peer[name] for name in SIZE): peer["time_ms"] for peer in peers}
     timed = [row for row in rows if {"time_ms", "kernel_ms"} & row.keys()]
+    beside = [row | {"peer_ms": peer_ms.get(tuple(row[name] for name in SIZE), row.get("peer_ms"))} for row in timed]
     shown = [
-        {key: value for key, value in row.items() if row["stage"] != "round" or key != "kernel_ms"} for row in timed
+        {key: value for key, value in row.items() if row["stage"] != "round" or key != "kernel_ms"} for row in beside
     ]
     return "\n".join([head(STAGES), *(line(row, STAGES) for row in shown)])
+
+
+def peers(rows: list[Row]) -> str:
+    """The composed pass by number of tokens."""
+    return "\n".join([head(PEERS), *(line(row, PEERS) for row in rows)])
 
 
 def split(rows: list[Row]) -> str:

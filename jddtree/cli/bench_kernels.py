@@ -27,6 +27,7 @@ def run(
 ) -> None:
     """Run with the options of `jddtree.cli.main.bench_kernels`. UserError at the end when a configuration failed."""
     timing.keep_kernels_apart()
+    known = kernels_peers.read(peers)  # before JAX takes the device
     settings = kernels_settings.settings(
         world=world,
         tokens=tokens,
@@ -37,7 +38,6 @@ def run(
         check=check,
         on_gpu=jax.default_backend() == "gpu",
     )
-    known = kernels_peers.read(peers)
     kernels_settings.check_output(output)
     rows = _measure(settings, known, output)
     print(json.dumps(results.record(rows)))

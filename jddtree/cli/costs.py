@@ -13,7 +13,7 @@ from jddtree.decoding.costs import CostTable, read_costs, table_of
 from jddtree.decoding.engine import Engine
 from jddtree.decoding.measured_costs import context_bucket, measure
 from jddtree.errors import UserError
-from jddtree.parallel.processes import share
+from jddtree.parallel.processes import from_first
 
 
 def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, given: Path | None, cached: bool) -> CostTable:
@@ -27,11 +27,11 @@ def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, given: Path |
         return read_costs(given)
     bucket = context_bucket(tokens, engine.program.capacity.context)
     path = cache_folder() / "costs" / f"{_key(engine, bucket)}.json"
-    known = share("cost-cache", _read(path) if cached else "")
+    known = from_first("cost-cache", _read(path) if cached else "")
     if known:
         return table_of(json.loads(known))
     table = measure(engine, prompt, bucket)
-    text = share("cost-table", json.dumps(table.record(), indent=1) + "\n")
+    text = from_first("cost-table", json.dumps(table.record(), indent=1) + "\n")
     if cached:
         _write(path, text)
     return table_of(json.loads(text))

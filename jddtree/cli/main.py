@@ -348,7 +348,7 @@ def bench_kernels(
     kernels: Annotated[str, typer.Option(help="Which kernels.")] = "expert,attention",
     check: Annotated[bool, typer.Option("--check", help="Only check results; without a GPU at tiny sizes.")] = False,
     peers: Annotated[
-        Path | None, typer.Option(help="JSON list of {kernel, tokens, context, heads, peer, time_us} to compare with.")
+        Path | None, typer.Option(help="Results of jddtree.benchmarks.peers kernels, or a folder of vLLM's kernels.")
     ] = None,
     output: Output = None,
 ) -> None:
@@ -387,7 +387,7 @@ def bench_step(
     threads: Annotated[int, typer.Option(help="Programs compiled at a time.")] = 8,
     profile: Profile = True,
     peers: Annotated[
-        Path | None, typer.Option(help="JSON list of {stage, tokens, context, peer, time_ms} to compare with.")
+        Path | None, typer.Option(help="Results of jddtree.benchmarks.peers step, or a folder of vLLM's kernels.")
     ] = None,
     dump: Annotated[Path | None, typer.Option(help="Folder for the optimised HLO and kernels of each stage.")] = None,
     output: Output = None,

@@ -153,7 +153,6 @@ class Engine:
             new = _merged(fresh, controls, new)
         state = state._replace(
             length=_where(fresh, 0, state.length),
-            emitted=_where(fresh, 0, state.emitted),
             finish=_where(fresh, IDLE, state.finish),
         )
         result = None

@@ -53,9 +53,9 @@ def is_first() -> bool:
 
 
 def from_first(name: str, value: str | None = None) -> str:
-    """What the first process gives as `value` under a name that is used once; the others, which give None, wait for it.
+    """What the first process gives as `value` under a name that is used once; the others wait for it.
 
-    Raises ValueError when the first process gives nothing.
+    Theirs is dropped. Raises ValueError when the first process gives nothing.
     """
     client = distributed.global_state.client
     if not is_first() and client is not None:
@@ -72,16 +72,6 @@ def fail(message: str) -> None:
     if (client := distributed.global_state.client) is not None:
         client.key_value_set(FAILURE_KEY, f"{jax.process_index()} {message}", allow_overwrite=True)
         _end()
-
-
-def share(name: str, text: str) -> str:
-    """The first process's text, on every process; each name may be shared once. A single process keeps its own."""
-    if (client := distributed.global_state.client) is None:
-        return text
-    if is_first():
-        client.key_value_set(f"jddtree/{name}", text)
-        return text
-    return client.blocking_key_value_get(f"jddtree/{name}", FOREVER_MS)
 
 
 def finish() -> None:

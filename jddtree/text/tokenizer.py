@@ -88,12 +88,6 @@ class Tokenizer:
         """Read-only map of every special token's name to its id, reserved slots included."""
         return MappingProxyType(self._specials)
 
-    def id_of(self, name: str) -> int:
-        """Id of a special token; raises UserError when the vocabulary has no special token of that name."""
-        if name not in self._specials:
-            raise UserError(f"special token {name!r} is not in this vocabulary; use a Kimi K2 tokenizer_config.json")
-        return self._specials[name]
-
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Ids of `text`.
 
