@@ -12,13 +12,11 @@ import contextlib
 import ctypes
 import json
 import os
-import platform
 import resource
-import runpy
 import struct
 import sys
 import types
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 # Numbers from Linux: include/uapi/linux/{prctl,seccomp,landlock,sched,capability}.h and the system call tables.
@@ -94,10 +92,17 @@ def drop_capabilities(libc: ctypes.CDLL) -> None:
     libc.capset(struct.pack("=Ii", CAPABILITIES_VERSION, 0), bytes(24))
 
 
+def call_filter() -> Callable[[str, int], bytes | None]:
+    """`filter_program` of the file beside this one, which no import finds here."""
+    module = types.ModuleType("call_filter")
+    with open(os.path.join(os.path.dirname(__file__), "call_filter.py"), encoding="utf-8") as file:
+        exec(file.read(), module.__dict__)
+    return module.filter_program
+
+
 def filter_calls(libc: ctypes.CDLL) -> bool:
     """Refuse the system calls of `call_filter.py` (seccomp; x86-64 and 64-bit Arm)."""
-    module = runpy.run_path(str(Path(__file__).with_name("call_filter.py")))
-    instructions = module["filter_program"](platform.machine(), os.getpid())
+    instructions = call_filter()(os.uname().machine, os.getpid())
     if instructions is None:
         return False
     code = ctypes.create_string_buffer(instructions, len(instructions))
