@@ -20,15 +20,17 @@ from jddtree.api import prompt_ids
 from jddtree.benchmarks import results as benchmark_results
 from jddtree.cli import eval as cli
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.generate import generate_batch
+from jddtree.decoding.generate import Statistics, generate_batch
 from jddtree.errors import UserError
 from jddtree.evaluation import losslessness, runner
 from jddtree.evaluation import samples as samples_module
 from jddtree.evaluation.asking import fitting_program, fitting_requests, job
+from jddtree.evaluation.mathematics import GSM8K
 from jddtree.evaluation.samples import Samples, read_rows, run_time, samples_file
-from jddtree.evaluation.slots import Job, answers
+from jddtree.evaluation.slots import Answer, Job, answers
 from jddtree.evaluation.summary import score
 from jddtree.evaluation.task import Example, Score
+from jddtree.evaluation.userfile import UserFile
 
 TIMES = ("date", "total_evaluation_time_seconds", "command", "economy", "seconds", "decode_seconds")
 
@@ -471,6 +473,49 @@ def test_decoding_goes_on_while_an_answer_is_scored(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "answers", told)
     found, _ = run(tmp_path, Slow())
     assert found["results"]["functions"]["in_time,none"] == 1.0
+
+
+def test_thinking_that_did_not_end_scores_nothing(tmp_path):
+    """Though what the answer should hold is in it; the row says why."""
+    task, options = one_question("def main(", "x"), {"thinking": True, "request": {"temperature": 4.0}}
+    asked = job(micro(), task, task.examples(1)[0], 0, settings(**options))
+    (thought,) = answers(micro(), engine(), [asked])
+    assert asked.thinking and len(thought.text) > 4 and "</think>" not in thought.text
+    run(tmp_path, one_question("def main(", thought.text[:4]), **options)
+    ((row,),) = (read_rows(path) for path in tmp_path.glob("samples_*"))
+    assert (row["contains"], row["exact_match"], row["thinking_ended"]) == (0.0, 0.0, False)
+    assert row["note"] == f"thinking did not end ({thought.finish_reason})"
+
+
+def one_question(prompt: str, answer: str) -> UserFile:
+    """A user's file of one row."""
+    return UserFile("mine", (Example("one", prompt, answer),))
+
+
+@pytest.mark.parametrize(
+    "text, opened, score, ended",
+    [
+        ("She has 16 - 3 - 4 = 9 eggs left. 9 * 2 = 18. Wait, maybe", True, 0.0, False),
+        ("<think>9 * 2 = 18", False, 0.0, False),
+        ("18", False, 1.0, True),
+        ("is it 19?</think>18", True, 1.0, True),
+        ("is it 18?</think>19", True, 0.0, True),
+        ("18</think>", True, 0.0, True),
+    ],
+)
+def test_gsm8k_scores_what_follows_the_thinking(text, opened, score, ended):
+    task = GSM8K()
+    (example,) = task.examples(1)
+    asked = replace(job(micro(), task, example, 0, settings(thinking=opened)), thinking=opened)
+    row = runner._row(task, example, asked, Answer(0, text, [], "length", Statistics(0)))
+    assert row["exact_match"] == score and row["thinking_ended"] == ended
+    assert ended or row["note"] == "thinking did not end (length)"
+
+
+@pytest.mark.parametrize("thinking, raw", [(True, False), (False, False), (True, True)])
+def test_only_a_template_opens_thinking(thinking, raw):
+    example = Example("x", "<think>", None)
+    assert job(micro(), Functions(raw=raw), example, 0, settings(thinking=thinking)).thinking == (thinking and not raw)
 
 
 def test_a_scorer_that_fails_ends_the_run_and_keeps_the_rows(tmp_path):

@@ -1,12 +1,15 @@
 """The adapter for lm-evaluation-harness: through its evaluator with local YAML tasks, and each kind of request."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from eval_harness import CONTEXT, engine, micro
+from eval_harness import CONTEXT, engine, micro, scorer
 
+from jddtree.decoding.generate import Statistics
 from jddtree.errors import UserError
+from jddtree.evaluation.slots import Answer
 
 pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's and datasets' own warnings
 
@@ -55,7 +58,17 @@ def lm():
 
     made = JDDTreeLM(micro(), budget=8, batch=3, context=CONTEXT)
     made.engine = engine()
+    made.scorer = scorer()
     return made
+
+
+@pytest.fixture
+def chat(lm):
+    """The adapter in thinking mode, and a rendered question."""
+    lm.thinking = True
+    yield lm, lm.apply_chat_template([{"role": "user", "content": "</think> hi"}])
+    lm.thinking, lm._thinks = False, False
+    lm._rendered.clear()
 
 
 @pytest.mark.skipif(lm_eval is not None, reason="lm-eval is installed")
@@ -100,11 +113,101 @@ def test_log_likelihoods(lm):
 
 
 @needs_lm_eval
-def test_long_contexts_lose_their_beginning(lm):
-    (text,) = lm.generate_until([request("x = 1\n" * 400, {"until": ["\n"], "max_gen_toks": 8})])
-    assert isinstance(text, str)
-    ((value, _),) = lm.loglikelihood([request("x = 1\n" * 400, "x")])
-    assert value < 0
+@pytest.mark.parametrize(
+    "context, continuation, scored",
+    [
+        ("f(x):\n", " x", [" x"]),  # the newline is one token with the bracket before it
+        ("f(x):\n", "  pass", [" ", " pass"]),
+        ("return ", "self", [" self"]),
+        ("return", " self", [" self"]),
+        ("f(x)", ":\n", ["):\n"]),
+        ("imp", "ort os", ["import", " os"]),
+        ("x = ", " ", ["  "]),
+        ("", "import os", ["import", " os"]),
+    ],
+)
+def test_everything_behind_the_common_tokens_is_scored(lm, context, continuation, scored):
+    """The sum of the log-probabilities of these tokens in the whole text; greedy if each is the most probable one."""
+    tokenizer = micro().tokenizer
+    tokens = [1024, *tokenizer.encode(context + continuation)]
+    count = len(scored)
+    assert [tokenizer.decode([token]) for token in tokens[-count:]] == scored
+    expected = scorer().score(tokens)
+    ((value, greedy),) = lm.loglikelihood([request(context, continuation)])
+    assert value == pytest.approx(float(expected.log_probs[-count:].sum()), abs=1e-5) and value < -0.001
+    assert greedy == (expected.best[-count:].tolist() == tokens[-count:])
+
+
+@needs_lm_eval
+def test_only_an_empty_continuation_is_certain(lm):
+    assert lm.loglikelihood([request("f(x):\n", ""), request("", "")]) == [(0.0, True), (0.0, True)]
+
+
+@needs_lm_eval
+def test_without_a_prefix_the_first_token_is_scored_behind_a_stop_token(lm, monkeypatch):
+    """Where ids of context and whole share nothing, something must stand before the first."""
+    defaults = replace(micro().defaults, raw_prefix=())
+    monkeypatch.setattr(lm, "model", replace(micro(), defaults=defaults))
+    ((value, _),) = lm.loglikelihood([request("imp", "ort")])
+    expected = scorer().score([1024, *micro().tokenizer.encode("import")])
+    assert value == pytest.approx(float(expected.log_probs.sum()), abs=1e-5)
+
+
+@needs_lm_eval
+def test_long_contexts_lose_their_beginning(lm, caplog):
+    """As many tokens as lm-eval cuts, with its warning."""
+    context, ids = "x = 1\n" * 400, micro().tokenizer.encode("x = 1\n" * 400)
+    job = lm._job(0, context, {"max_gen_toks": 8})
+    assert list(job.request.prompt) == ids[-(CONTEXT - 8) :] and job.request.max_tokens == 8
+    assert "exceeds model's max length (256)" in caplog.text
+    caplog.clear()
+    ((value, _),) = lm.loglikelihood([request(context, "x")])
+    expected = scorer().score([*ids, *micro().tokenizer.encode("x")][-CONTEXT:])
+    assert value == pytest.approx(float(expected.log_probs[-1]), abs=1e-5)
+    assert f"{len(ids) + 2} tokens are scored in a context of 256" in caplog.text
+
+
+@needs_lm_eval
+@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens"])
+@pytest.mark.parametrize("most", [32768, CONTEXT, 0, -1])
+def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(lm, name, most):
+    with pytest.raises(UserError, match=f"^max_gen_toks is {most}, but the context is {CONTEXT} tokens"):
+        lm.generate_until([request("def f(", {"until": [], name: most})])
+
+
+@needs_lm_eval
+@pytest.mark.parametrize("options", [{"max_gen_toks": "many"}, {"temperature": "hot"}, {"max_gen_toks": float("inf")}])
+def test_options_of_another_kind_are_one_line(lm, options):
+    with pytest.raises(UserError, match="^generation_kwargs .* cannot be used: .*; correct the task$"):
+        lm.generate_until([request("def f(", options)])
+
+
+@needs_lm_eval
+def test_a_continuation_that_the_context_cannot_hold_is_refused(lm):
+    with pytest.raises(UserError, match="^a continuation has 2500 tokens, but the context is 256; "):
+        lm.loglikelihood([request("def f(", "x = 1\n" * 500)])
+
+
+@needs_lm_eval
+def test_thinking_that_does_not_end_is_no_answer(chat, caplog):
+    """Though it ends by length with text; in an answer that goes on behind it the thinking does not count."""
+    lm, prompt = chat
+    options = {"until": ["\n"], "max_gen_toks": 12}
+    thinking, closed = lm.generate_until([request(prompt + "def f(", options), request(prompt, options)])
+    assert thinking == "" and "request 0: thinking did not end (length)" in caplog.text
+    assert closed and "request 1" not in caplog.text
+
+
+@needs_lm_eval
+def test_stops_count_behind_the_thinking(chat):
+    """A blank line in the thinking does not end the answer, as in lm-eval."""
+    from jddtree.evaluation import lm_eval_adapter as adapter
+
+    lm, prompt = chat
+    job = lm._job(0, prompt, {"max_gen_toks": 8, "until": "\n\n"})
+    assert job.thinking and job.stop == ()
+    answer = Answer(0, "16 - 3\n\nso 9</think>\n\n18\n\nDone.", [], "stop", Statistics(0))
+    assert adapter._text(job, answer, ("\n\n",)) == "18"
 
 
 @needs_lm_eval

@@ -30,6 +30,37 @@ from jddtree.evaluation.scoring import (
         ("**42**", "42"),
         ("about .5", "0.5"),
         ("5, 6, and 7,", "7"),
+        (r"\boxed{$9{,}500}", "9500"),
+        ("#### 9{,}500", "9500"),
+        (r"#### 9\,500", "9500"),
+        (r"#### 9,\!500", "9500"),
+        (r"#### 9\!,500", "9500"),
+        (r"#### 9{,}\!500", "9500"),
+        (r"#### 9\;500", "9500"),
+        (r"#### 9\:500", "9500"),
+        (r"#### 9\ 500", "9500"),
+        (r"#### 9 \, 500", "9500"),
+        (r"#### 9{\,}500", "9500"),
+        (r"#### 9~500", "9500"),
+        ("#### 9\u202f500", "9500"),
+        (r"#### 9\text{,}500", "9500"),
+        (r"#### 9\mathord{,}500", "9500"),
+        (r"#### $9{,}500$", "9500"),
+        (r"#### \$9{,}500", "9500"),
+        (r"#### \text{\$9{,}500}", "9500"),
+        (r"#### \(9{,}500\)", "9500"),
+        (r"#### $\boxed{9{,}500}$", "9500"),
+        ("#### **9,500** eggs, not 3", "9500"),
+        (r"#### 18\text{ eggs}, not 3", "18"),
+        (r"#### -\$20 and 3", "-20"),
+        (r"#### $-20$ and 3", "-20"),
+        ("#### \u221220 and 3", "-20"),
+        (r"1{,}234{,}567.50", "1234567.5"),
+        (r"1\,234\,567", "1234567"),
+        (r"\mathbf{9{,}500}", "9500"),
+        (r"the pair (1,\,200)", "200"),
+        (r"5\,6", "6"),
+        (r"in 1998~100 came", "100"),
     ],
 )
 def test_final_number(answer: str, number: str) -> None:
@@ -79,6 +110,16 @@ def test_last_boxed(answer: str, boxed: str | None) -> None:
         ("5.", "5"),
         ("5.00", "5"),
         (r"\frac{-1}{3}", r"-\frac{1}{3}"),
+        (r"10,\!080", "10{,}080"),
+        (r"10\,080", "10{,}080"),
+        (r"10\text{,}080", "10080"),
+        (r"10{,}080.50", "10080.5"),
+        (r"\frac{1{,}000}{3}", r"\frac{1000}{3}"),
+        (r"\$9{,}500\text{ dollars}", "9500"),
+        (r"\text{9{,}500}", "9,500"),
+        (r"18\text{cm}", "18"),
+        (r"18~\mathrm{cm}^2", "18"),
+        ("\u22125", "-5"),
         (r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}", r"\begin{pmatrix}1\\-2\end{pmatrix}"),
     ],
 )
@@ -95,6 +136,9 @@ def test_formulas_that_are_the_same(one: str, other: str) -> None:
         (r"\frac{1}{2}", r"\frac{1}{3}"),
         (r"\frac{2}{4}", r"\frac{1}{2}"),
         ("3,5,7", "357"),
+        (r"(1,\,200)", "1200"),
+        (r"5\text{ or }6", "5"),
+        (r"\text{cm}", ""),
         ("(1,2)", "(2,1)"),
         ("(1,2)", "[1,2]"),
         ("10", "1"),
@@ -107,7 +151,21 @@ def test_formulas_that_differ(one: str, other: str) -> None:
     assert not same_formula(one, other)
 
 
-@pytest.mark.parametrize("text", ["{" * 5000, "\\frac" * 3000, "\\text{ " * 3000, "1," * 50_000, "\ud800", "$^{_\\"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" * 5000,
+        "9\\!" * 9000,
+        "9~ " * 9000,
+        "\\frac" * 3000,
+        "\\text{ " * 3000,
+        "1," * 50_000,
+        "\ud800",
+        "$^{_\\",
+        "9" + " " * 50_000,
+        "#" * 50_000,
+    ],
+)
 def test_no_formula_is_too_odd(text: str) -> None:
     normal_formula(text), last_boxed(f"\\boxed{{{text}}}"), final_number(text), code_block(text)
 
@@ -121,6 +179,27 @@ def test_no_formula_is_too_odd(text: str) -> None:
         ("```js\nx\n```", "x"),
         ("```python\nx = 1", "x = 1"),
         ("```python\n```", ""),
+        ("Put it between ``` and ```:\n```python\nx = 1\n```\nDone.", "x = 1"),
+        ("Use ```python fences.\n\n```python\nx = 1\n```", "x = 1"),
+        ("```x = 0``` is inline\n```python\nx = 1\n```", "x = 1"),
+        ("1. First:\n   ```python\n   if x:\n       y\n   ```\n", "if x:\n    y"),
+        ("- a\n  - b\n\n    ~~~py\n    x = 1\n    ~~~\n", "x = 1"),
+        ("> ```python\n> x = 1\n> ```", "x = 1"),
+        ("   ```python\n   x = 1\n     y\n   ```", "x = 1\n  y"),
+        ("~~~\nx = 1\n~~~", "x = 1"),
+        ("~~~python\nx = 1\n```\ny = 2\n~~~", "x = 1\n```\ny = 2"),
+        ("````python\nx = 1\n```\ny = 2\n````", "x = 1\n```\ny = 2"),
+        ("```python\nx = 1\n`````\nDone.", "x = 1"),
+        ("```python\nx = 1\n``` not the end\n", "x = 1\n``` not the end"),
+        ("```python\ns = '```'\n```", "s = '```'"),
+        ('```python title="a.py"\nx = 1\n```', "x = 1"),
+        ("```{.python}\nx = 1\n```", "x = 1"),
+        ("```js\nx\n```\n~~~ Python3 \nx = 1", "x = 1"),
+        ("```python\r\nx = 1\r\n```\r\n", "x = 1"),
+        ("<answer>\n```python\nx = 1\n```\n</answer>", "x = 1"),
+        ("    ```python\n    x = 0\n    ```\n\n```\nx = 1\n```", "x = 1"),
+        ("- a\n  ```python\n  x = 1\n\nThe list has ended.", "x = 1"),
+        ("```python\nx = 1\n```\nShorter:\n```python\nx = 2\n```", "x = 1"),  # the first counts
         ("[BEGIN]\nx = 1\n[DONE] and more", "\nx = 1\n"),
         ("x = 1", "x = 1"),
     ],
@@ -133,6 +212,7 @@ def test_stops_and_thinking() -> None:
     assert before_stops("  return 1\n\ndef g():\n#", ("\n#", "\ndef")) == "  return 1\n"
     assert before_stops("abc", ("x",)) == before_stops("abc", ()) == "abc"
     assert after_thinking("<think>a 3</think>4") == after_thinking("4") == "4"
+    assert after_thinking("\n<think>a 3") == after_thinking("a 3</think>") == ""
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from jddtree.decoding.engine import Engine, Request, check_program, check_reques
 from jddtree.decoding.generate import compile_engine, default_capacity, program_for
 from jddtree.decoding.rounds import Program
 from jddtree.errors import UserError
+from jddtree.evaluation.scoring import opens_thinking
 from jddtree.evaluation.slots import Job
 from jddtree.evaluation.task import Example, Task
 from jddtree.loading import Model
@@ -79,7 +80,8 @@ def job(model: Model, task: Task, example: Example, index: int, settings: Settin
     most = settings.max_tokens if example.max_tokens is None else example.max_tokens
     stop_ids = () if settings.ignore_eos else model.stop_ids
     request = Request(prompt=ids, max_tokens=most, sequence=index, stop_ids=stop_ids, **settings.request)
-    return Job(index, request, (*example.stop, *settings.stop))
+    thinking = not task.raw and opens_thinking(model.tokenizer.decode(ids))
+    return Job(index, request, (*example.stop, *settings.stop), thinking)
 
 
 def job_or_error(model: Model, task: Task, example: Example, index: int, settings: Settings) -> Job | str:

@@ -60,7 +60,7 @@ class MBPP:
 
     name: str = "mbpp"
     raw: bool = False
-    version: int = 1
+    version: int = 2
     needs_code: bool = True
     seconds: float = 10.0
 

@@ -3,35 +3,32 @@
 Run by `sandbox.run_code` as a script in a fresh interpreter (`python -I -B guard.py FD`), never imported; it imports
 only the standard library. It reads `job.json` from its folder, deletes it, and writes JSON lines to the pipe FD:
 {"layers": [...]} before the program starts, then {"nonce": ..., "passed": ..., "note": ...} once it has ended.
+
+In a process namespace the program is a grandchild; this process then ends as the program did, with 128 + the number of
+the signal that killed it.
 """
 
 import contextlib
 import ctypes
 import json
 import os
-import platform
 import resource
 import struct
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
-# Numbers from Linux: include/uapi/linux/{prctl,seccomp,landlock,sched,audit}.h and the system call tables.
-NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER_MODE = 38, 22, 2
-NEW_USER, NEW_NETWORK, THREAD_FLAG = 0x10000000, 0x40000000, 0x10000
+# Numbers from Linux: include/uapi/linux/{prctl,seccomp,landlock,sched,capability}.h and the system call tables.
+DIE_WITH_PARENT, SET_SECCOMP, NO_NEW_PRIVILEGES, FILTER_MODE = 1, 22, 38, 2
+NEW_MEMORY, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x08000000, 0x10000000, 0x20000000, 0x40000000
+CAPABILITIES_VERSION = 0x20080522
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 WRITE_RIGHTS = 0x1FF2  # write, remove and make, of files, folders, links, sockets and devices
+MOVE_RIGHT = 0x2000  # between folders; from version 2 on
 TRUNCATE_RIGHT = 0x4000  # from version 3 on
-LOAD, JUMP_EQUAL, JUMP_BITS, RETURN = 0x20, 0x15, 0x45, 0x06
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000
-NOT_PERMITTED, NOT_IMPLEMENTED = 1, 38
-# clone; then fork, vfork, kill, tkill, pidfd_open, pidfd_send_signal, execve, execveat, socket, ptrace,
-# process_vm_writev, unshare, mount, setns, io_uring_setup
-CALLS = {
-    "x86_64": (0xC000003E, 56, (57, 58, 62, 200, 434, 424, 59, 322, 41, 101, 311, 272, 165, 308, 425)),
-    "aarch64": (0xC00000B7, 220, (129, 130, 434, 424, 221, 281, 198, 117, 271, 97, 40, 268, 425)),
-}
-CLONE3 = 435
+SIGNALS_AND_SOCKETS = 3  # to processes outside; from version 6 on
+KILL = 9
 
 
 def limit_resources(job: dict[str, Any]) -> None:
@@ -49,46 +46,67 @@ def limit_resources(job: dict[str, Any]) -> None:
             resource.setrlimit(getattr(resource, name), (value, value))
 
 
-def leave_network(libc: ctypes.CDLL) -> bool:
-    """Move into a user and a network namespace of our own, which has no connected interface."""
-    return hasattr(libc, "unshare") and libc.unshare(NEW_USER | NEW_NETWORK) == 0
+def enter_namespaces(libc: ctypes.CDLL) -> list[str]:
+    """Move into namespaces of our own, and go on in a new process there; the names of those that the system offers."""
+    if not hasattr(libc, "unshare"):
+        return []
+    if libc.unshare(NEW_USER | NEW_NETWORK | NEW_PROCESSES | NEW_MEMORY) == 0:
+        go_on_in_child(libc)  # the first process of the namespace: it ignores signals, and all others end with it
+        go_on_in_child(libc)
+        return ["network namespace", "process namespace"]
+    return ["network namespace"] if libc.unshare(NEW_USER | NEW_NETWORK) == 0 else []
 
 
-def fence_writes(libc: ctypes.CDLL) -> bool:
-    """Allow changes of files only below the current folder and to the null device (Landlock, Linux 5.13)."""
+def go_on_in_child(libc: ctypes.CDLL) -> None:
+    """Return in a child that dies with this process; this one waits and ends as the child did."""
+    libc.prctl(DIE_WITH_PARENT, KILL, 0, 0, 0)
+    if child := os.fork():
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(status if status >= 0 else 128 - status)
+    libc.prctl(DIE_WITH_PARENT, KILL, 0, 0, 0)
+
+
+def fence(libc: ctypes.CDLL) -> list[str]:
+    """Allow changes of files only below the current folder and to the null device, and no signals to processes outside
+    (Landlock, Linux 5.13 and 6.12); the names of the fences that hold.
+    """
     version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if version < 1:
-        return False
-    rights = WRITE_RIGHTS | (TRUNCATE_RIGHT if version >= 3 else 0)
-    handled = struct.pack("=Q", rights)
+        return []
+    rights = WRITE_RIGHTS | (MOVE_RIGHT if version >= 2 else 0) | (TRUNCATE_RIGHT if version >= 3 else 0)
+    handled = struct.pack("=QQQ", rights, 0, SIGNALS_AND_SOCKETS if version >= 6 else 0)
     rules = libc.syscall(LANDLOCK_CREATE, handled, ctypes.c_size_t(len(handled)), 0)
     for path, allowed in ((".", rights), (os.devnull, rights & (2 | TRUNCATE_RIGHT))):
         place = os.open(path, os.O_PATH)
         rule = struct.pack("=Qi", allowed, place)
         if libc.syscall(LANDLOCK_ADD, rules, 1, rule, 0) != 0:
-            return False
+            return []
         os.close(place)
-    return bool(libc.syscall(LANDLOCK_RESTRICT, rules, 0) == 0)
+    if libc.syscall(LANDLOCK_RESTRICT, rules, 0) != 0:
+        return []
+    return ["write fence", "signal fence"] if version >= 6 else ["write fence"]
 
 
-def call_filter(architecture: int, clone: int, refused: tuple[int, ...]) -> bytes:
-    """The program for the kernel: refuse the calls listed, allow threads but no processes, allow everything else."""
-    program = [(LOAD, 0, 0, 4), (JUMP_EQUAL, 1, 0, architecture), (RETURN, 0, 0, REFUSE | NOT_PERMITTED)]
-    program += [(LOAD, 0, 0, 0)]
-    for call in refused:
-        program += [(JUMP_EQUAL, 0, 1, call), (RETURN, 0, 0, REFUSE | NOT_PERMITTED)]
-    program += [(JUMP_EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, REFUSE | NOT_IMPLEMENTED)]  # libc falls back to clone
-    program += [(JUMP_EQUAL, 0, 3, clone), (LOAD, 0, 0, 16), (JUMP_BITS, 1, 0, THREAD_FLAG)]
-    program += [(RETURN, 0, 0, REFUSE | NOT_PERMITTED), (RETURN, 0, 0, ALLOW)]
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+def drop_capabilities(libc: ctypes.CDLL) -> None:
+    """Give up what makes root more than a user: signals to everybody, other priorities, higher limits."""
+    libc.capset(struct.pack("=Ii", CAPABILITIES_VERSION, 0), bytes(24))
+
+
+def call_filter() -> Callable[[str, int], bytes | None]:
+    """`filter_program` of the file beside this one, which no import finds here."""
+    module = types.ModuleType("call_filter")
+    with open(os.path.join(os.path.dirname(__file__), "call_filter.py"), encoding="utf-8") as file:
+        exec(file.read(), module.__dict__)
+    return module.filter_program
 
 
 def filter_calls(libc: ctypes.CDLL) -> bool:
-    """Refuse system calls that start processes, signal others or open sockets (seccomp; x86-64 and 64-bit Arm)."""
-    if platform.machine() not in CALLS:
+    """Refuse the system calls of `call_filter.py` (seccomp; x86-64 and 64-bit Arm)."""
+    instructions = call_filter()(os.uname().machine, os.getpid())
+    if instructions is None:
         return False
-    code = ctypes.create_string_buffer(call_filter(*CALLS[platform.machine()]))
-    program = struct.pack("@HP", (len(code) - 1) // 8, ctypes.addressof(code))
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    program = struct.pack("@HP", len(instructions) // 8, ctypes.addressof(code))
     return bool(libc.prctl(SET_SECCOMP, FILTER_MODE, program, 0, 0) == 0)
 
 
@@ -97,10 +115,11 @@ def confine() -> list[str]:
     if not sys.platform.startswith("linux"):
         return []
     libc = ctypes.CDLL(None, use_errno=True)
-    layers = ["network namespace"] if leave_network(libc) else []
+    layers = enter_namespaces(libc)
     if libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
         return layers
-    layers += ["write fence"] if fence_writes(libc) else []
+    layers += fence(libc)
+    drop_capabilities(libc)
     return layers + (["call filter"] if filter_calls(libc) else [])
 
 
@@ -131,8 +150,9 @@ def main() -> None:
     with open("job.json", encoding="utf-8") as file:
         job = json.load(file)
     os.remove("job.json")
-    limit_resources(job)
-    os.write(report, (json.dumps({"layers": confine()}) + "\n").encode())
+    layers = confine()
+    limit_resources(job)  # after it, so that the limit on processes counts those of the namespace only
+    os.write(report, (json.dumps({"layers": layers}) + "\n").encode())
     note = run(job["source"])
     with contextlib.suppress(BaseException):
         sys.stdout.flush()

@@ -5,8 +5,10 @@ JDDTreeLM(load(...)), tasks=[...], task_manager=TaskManager(include_path=DIR, in
 name data sets on a hub; offline, a YAML with `dataset_path: json` reads local files (docs/evaluation.md).
 """
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from jddtree.api import prompt_ids
@@ -15,20 +17,25 @@ from jddtree.decoding.generate import compile_engine, default_capacity
 from jddtree.errors import UserError
 from jddtree.evaluation.likelihood import Scorer
 from jddtree.evaluation.perplexity import log_likelihood
-from jddtree.evaluation.slots import Job, answers
+from jddtree.evaluation.scoring import after_thinking, before_stops, opens_thinking, thinks_to_the_end
+from jddtree.evaluation.slots import Answer, Job, answers
 from jddtree.loading import Model
 
 try:
     from lm_eval.api.model import LM
+    from lm_eval.models.utils import maybe_truncate, normalize_gen_kwargs
 except ImportError as error:
     raise UserError(f"lm-eval cannot be imported ({error}); install the extra: pip install 'jddtree[eval]'") from None
+
+LOG = logging.getLogger(__name__)
 
 
 class JDDTreeLM(LM):
     """A model as lm-eval sees it: text in, text and natural log-probabilities out.
 
     Texts are raw prompts, with the model's raw prefix; those that `apply_chat_template` made become its ids, in which
-    no message can forge a control token. A context too long for the engine loses its beginning, as in lm-eval.
+    no message can forge a control token. A context too long for the engine loses its beginning, as in lm-eval, with a
+    warning. Where the template began the model's thinking, an answer is what follows it: nothing if it did not end.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class JDDTreeLM(LM):
         self.thinking = model.defaults.thinking if thinking is None else thinking
         self.prefix = model.defaults.raw_prefix or model.stop_ids[:1]
         self._rendered: dict[str, list[int]] = {}
+        self._thinks = False
 
     @cached_property
     def engine(self) -> Engine:
@@ -66,16 +74,25 @@ class JDDTreeLM(LM):
         return Scorer(self.model, self.context, kernels=self.kernels)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Answers to (context, options); of the options it reads until, max_gen_toks, do_sample, temperature, top_p."""
+        """Answers to (context, options); of the options it reads until, do_sample, temperature, top_p, and max_gen_toks
+        by any of lm-eval's names.
+
+        Raises UserError when max_gen_toks leaves no room for a prompt, and for a request that cannot be run.
+        """
+        stops = [_stops(request.args[1]) for request in requests]
         jobs = [self._job(index, *request.args) for index, request in enumerate(requests)]
-        found = {answer.index: answer for answer in answers(self.model, self.engine, jobs)}
-        for answer in found.values():
+        texts = [""] * len(jobs)
+        for answer in answers(self.model, self.engine, jobs):
             if answer.error:
                 raise UserError(f"request {answer.index} of lm-eval: {answer.error}")
-        return [found[index].text for index in range(len(jobs))]
+            texts[answer.index] = _text(jobs[answer.index], answer, stops[answer.index])
+        return texts
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """For (context, continuation): log-probability of the continuation, and whether greedy decoding writes it."""
+        """For (context, continuation): log-probability of the continuation, and whether greedy decoding writes it.
+
+        Raises UserError for a continuation longer than the context that the scorer takes.
+        """
         return [self._pair(*request.args) for request in requests]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
@@ -92,6 +109,7 @@ class JDDTreeLM(LM):
         options: dict[str, Any] = {"thinking": self.thinking, "add_generation_prompt": add_generation_prompt}
         text = self.model.chat.render(chat_history, **options)
         self._rendered[text] = self.model.chat.encode(self.model.tokenizer, chat_history, **options)
+        self._thinks = self._thinks or opens_thinking(text)
         return text
 
     @property
@@ -107,33 +125,73 @@ class JDDTreeLM(LM):
         return prompt_ids(self.model, text, raw=True) or list(self.prefix)
 
     def _job(self, index: int, context: str, options: dict[str, Any]) -> Job:
-        until = options.get("until") or []
-        most = min(int(options.get("max_gen_toks", self.max_tokens)), self.context - 1)
-        temperature = float(options.get("temperature") or 0.0)
+        wanted = _normalized(options, self.max_tokens)
+        most = self._checked(wanted["max_gen_toks"])
+        prompt, _ = maybe_truncate(self._encode(context), most, self.context)
         request = Request(
-            prompt=self._encode(context)[-(self.context - most) :],
+            prompt=prompt,
             max_tokens=most,
-            temperature=temperature if options.get("do_sample", temperature > 0) else 0.0,
-            top_p=float(options.get("top_p", 1.0)),
+            temperature=wanted["temperature"] if wanted["do_sample"] else 0.0,
+            top_p=float(wanted.get("top_p", 1.0)),
             sequence=index,
             stop_ids=self.model.stop_ids,
             **self.options,
         )
-        return Job(index, request, tuple(stop for stop in ([until] if isinstance(until, str) else until) if stop))
+        thinking = self._thinks and context.rfind("<think>") > context.rfind("</think>")
+        return Job(index, request, () if thinking else _stops(options), thinking)
+
+    def _checked(self, most: int) -> int:
+        if not 1 <= most < self.context:
+            raise UserError(
+                f"max_gen_toks is {most}, but the context is {self.context} tokens, prompt included; set another "
+                f"max_gen_toks (gen_kwargs of simple_evaluate), or context= of JDDTreeLM up to "
+                f"{self.model.target.max_position_embeddings}"
+            )
+        return most
 
     def _pair(self, context: str, continuation: str) -> tuple[float, bool]:
-        """Both are encoded together, and the spaces that end the context belong to the continuation, as in lm-eval"""
-        if context in self._rendered or not context:
-            before = self._encode(context) if context else list(self.prefix)
-            tokens = [*before, *self.model.tokenizer.encode(continuation)]
-        else:
-            bare = context.rstrip()
-            before, tokens = self._encode(bare), self._encode(context + continuation)
-        count = len(tokens) - len(before)
-        if count < 1:
+        if not continuation:
             return 0.0, True
-        tokens = tokens[-self.context :]
-        scores = self.scorer.score(tokens)
-        count = min(count, len(tokens) - 1)
+        tokens, common = self._ids(context, continuation)
+        count = len(tokens) - common
+        if count >= self.context:
+            raise UserError(
+                f"a continuation has {count} tokens, but the context is {self.context}; give JDDTreeLM a larger one"
+            )
+        if len(tokens) > self.context:
+            LOG.warning("%d tokens are scored in a context of %d: the first are cut", len(tokens), self.context)
+        scores = self.scorer.score(tokens[-self.context :])
         greedy = scores.best[-count:].tolist() == tokens[-count:]
         return float(scores.log_probs[-count:].sum(dtype=float)), greedy
+
+    def _ids(self, context: str, continuation: str) -> tuple[list[int], int]:
+        """Ids of both together, and how many of them those of the context alone begin with: the rest is scored"""
+        before = self._encode(context) if context else list(self.prefix)
+        if context in self._rendered or not context:
+            return [*before, *self.model.tokenizer.encode(continuation)], len(before)
+        tokens = self._encode(context + continuation)
+        common = len(commonprefix([before, tokens]))
+        return (tokens, common) if common else ([*self.prefix, *tokens], len(self.prefix))
+
+
+def _normalized(options: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+    given = {key: value for key, value in options.items() if value is not None}
+    try:
+        return dict(normalize_gen_kwargs(given, max_tokens))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"generation_kwargs {options} cannot be used: {error}; correct the task") from None
+
+
+def _stops(options: dict[str, Any]) -> tuple[str, ...]:
+    until = options.get("until") or []
+    return tuple(stop for stop in ([until] if isinstance(until, str) else until) if stop)
+
+
+def _text(job: Job, answer: Answer, stops: tuple[str, ...]) -> str:
+    """The answer without thinking that the template began; stops count behind it only, as in lm-eval"""
+    if not job.thinking:
+        return answer.text
+    if thinks_to_the_end(answer.text, opened=True):
+        LOG.warning("request %d: thinking did not end (%s); its answer is empty", job.index, answer.finish_reason)
+        return ""
+    return before_stops(after_thinking(answer.text).lstrip(), stops)

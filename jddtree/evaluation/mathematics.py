@@ -23,7 +23,7 @@ class GSM8K:
 
     name: str = "gsm8k"
     raw: bool = False
-    version: int = 1
+    version: int = 2
     needs_code: bool = False
 
     def examples(self, limit: int | None) -> Sequence[Example]:
@@ -47,7 +47,7 @@ class Math500:
 
     name: str = "math500"
     raw: bool = False
-    version: int = 1
+    version: int = 2
     needs_code: bool = False
 
     def examples(self, limit: int | None) -> Sequence[Example]:

@@ -8,6 +8,7 @@ Some of those scorers evaluate the answer as Python, so they run in the sandbox,
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,7 @@ def _value(output: str) -> float:
     """The score in the last line of what was printed, within 0 to 1; 0.0 for anything else"""
     line = (output.splitlines() or [""])[-1]
     try:
-        return min(max(float(line.removeprefix(MARK)), 0.0), 1.0) if line.startswith(MARK) else 0.0
+        value = float(line.removeprefix(MARK)) if line.startswith(MARK) else 0.0
     except ValueError:
         return 0.0
+    return 0.0 if math.isnan(value) else min(max(value, 0.0), 1.0)

@@ -20,6 +20,7 @@ from jddtree.decoding.generate import Statistics
 from jddtree.decoding.rounds import Program
 from jddtree.evaluation.asking import Settings, compiled, examples, fitting_program, job_or_error
 from jddtree.evaluation.samples import Row, Samples, missing, replace_file, results_file, run_time, samples_file
+from jddtree.evaluation.scoring import thinks_to_the_end
 from jddtree.evaluation.slots import Answer, Job, answers
 from jddtree.evaluation.summary import results
 from jddtree.evaluation.task import Example, Score, Task
@@ -27,6 +28,7 @@ from jddtree.loading import Model
 from jddtree.parallel.processes import from_first
 
 TODO = "evaluation/todo"
+UNFINISHED = "thinking did not end"
 SCORERS = min(4, os.cpu_count() or 1)
 Progress = Callable[[str, int, int, list[Row]], None]
 """Called with a task's name, the examples done and in all, and the rows so far."""
@@ -145,7 +147,7 @@ def _beside(row: Callable[[Answer], Row], found: Iterable[Answer]) -> Iterator[R
 
 def _row(task: Task, example: Example, job: Job | None, answer: Answer) -> Row:
     """A line of the samples file: lm-eval's keys, then ours"""
-    score = Score({}, answer.error) if answer.error else task.score(example, answer.text)
+    score = _score(task, example, job, answer)
     doc = {key: value for key, value in asdict(example).items() if key != "prompt"}
     options: dict[str, Any] = {"until": list(example.stop)}
     if job is not None:
@@ -159,7 +161,8 @@ def _row(task: Task, example: Example, job: Job | None, answer: Answer) -> Row:
         "resps": [[answer.text]], "filtered_resps": [answer.text], "filter": "none", "metrics": sorted(score.metrics),
         "doc_hash": _digest(doc), "prompt_hash": _digest(example.prompt), "target_hash": _digest(example.reference),
         **score.metrics,
-        "note": score.note, "finish_reason": answer.finish_reason, "prompt_tokens": answer.statistics.prompt_tokens,
+        "note": score.note, "finish_reason": answer.finish_reason,
+        "thinking_ended": not _unfinished(job, answer), "prompt_tokens": answer.statistics.prompt_tokens,
         "tokens": len(answer.token_ids), "token_ids": answer.token_ids,
         "emitted_per_round": answer.statistics.emitted_per_round,
         "nodes_per_round": answer.statistics.nodes_per_round,
@@ -168,6 +171,19 @@ def _row(task: Task, example: Example, job: Job | None, answer: Answer) -> Row:
         "decode_seconds": answer.statistics.decode_s,
         "seconds": answer.seconds,
     }  # fmt: skip
+
+
+def _score(task: Task, example: Example, job: Job | None, answer: Answer) -> Score:
+    """The task's score; 0.0 in each of its metrics where thinking did not end, whatever numbers or code it held"""
+    if answer.error:
+        return Score({}, answer.error)
+    if _unfinished(job, answer):
+        return Score(dict.fromkeys(task.score(example, "").metrics, 0.0), f"{UNFINISHED} ({answer.finish_reason})")
+    return task.score(example, answer.text)
+
+
+def _unfinished(job: Job | None, answer: Answer) -> bool:
+    return job is not None and not answer.error and thinks_to_the_end(answer.text, job.thinking)
 
 
 def _digest(value: Any) -> str:

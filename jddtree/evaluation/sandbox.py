@@ -6,18 +6,26 @@ space, file size, processes, open files and core dumps. At the end, or when time
 and the folder removed. It has passed only if a secret that its guard holds came back after its last line had run, so
 leaving early (`sys.exit(0)`, `os._exit(0)`) is not a pass. Only the first kilobytes of its output are kept.
 
-On Linux three layers are added where the system offers them; `Outcome.layers` says which held:
+On Linux five layers are added where the system offers them; `Outcome.layers` says which held:
     "network namespace"  no interface leads anywhere (unprivileged user namespaces)
+    "process namespace"  no process outside has a number, none inside outlives the program, nor does shared memory
     "write fence"        files can be changed only in its folder (Landlock)
-    "call filter"        no new process, no program start, no signal to others, no socket (seccomp)
+    "signal fence"       no signal reaches a process outside (Landlock of Linux 6.12)
+    "call filter"        none of the calls in `call_filter.py`: no new process, no program start, no signal to others or
+                         change of their limits, priority and processors, no socket, no shared memory, no key (seccomp)
+Root's capabilities are given up with them.
 
 What it does not protect from. This is a guard against mistakes of a model, not against an attacker:
     - Everything the user may read can be read, such as keys in the home folder; with neither of the layers against
       network use it can also be sent away.
-    - Without the write fence it can change or delete whatever the user may; with it, file modes and times still.
-    - Without the call filter it can start processes (for root the process limit does not count), which may leave the
-      group before it is killed, and it can signal any process of the user, this one included.
-    - The number of files, hence disk space, is bounded only by time. On macOS the memory limit may have no effect.
+    - Without the write fence it can change or delete whatever the user may; with it, file modes, times, attributes
+      and locks still.
+    - With neither process namespace nor call filter it can start processes (for root the process limit does not
+      count), which may leave the group before it is killed, hold memory that no limit counts and that stays, and
+      change limits, priority and processors of any process of the user, this one included. Without the signal fence
+      too, it can signal them.
+    - The number of files, hence disk space (or memory, where the temporary folder is in it), is bounded only by time.
+      On macOS the memory limit may have no effect.
     - A program may search its own interpreter for the secret, or make objects that equal everything, and so pass.
     - Errors in the kernel or in the interpreter.
 Use a container or a virtual machine where that is not enough.
@@ -32,15 +40,17 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jddtree.evaluation.temporary import temporary_folder
+
 GUARD = Path(__file__).with_name("guard.py")
 REPORT_BYTES = 16_384
 READ_BYTES = 65_536
+NOTE_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ def run_code(
         "processes": processes,
         "open_files": open_files,
     }
-    with tempfile.TemporaryDirectory(prefix="jddtree-code-", ignore_cleanup_errors=True) as folder:
+    with temporary_folder("jddtree-code-") as folder:
         Path(folder, "job.json").write_text(json.dumps(job), encoding="utf-8")
         status, output, report = _watch(folder, seconds, output_bytes)
     return _outcome(status, output, report, str(job["nonce"]), seconds)
@@ -149,33 +159,46 @@ def _kill_group(process: "subprocess.Popen[bytes]") -> None:
 
 def _outcome(status: int | None, output: bytes, report: bytes, nonce: str, seconds: float) -> Outcome:
     lines = [line for line in map(_parse, report.splitlines()) if line is not None]
-    layers = tuple(map(str, lines[0].get("layers", ()))) if lines else ()
+    layers = _layers(lines[0]) if lines else ()
     text = output.decode("utf-8", "replace")
     if status is None:
         return Outcome(False, f"timed out after {seconds:g} s", text, layers)
     verdicts = [line for line in lines if line.get("nonce") == nonce]
     if verdicts:
-        return Outcome(verdicts[-1]["passed"] is True, _one_line(verdicts[-1]["note"]), text, layers)
+        return Outcome(verdicts[-1].get("passed") is True, _one_line(verdicts[-1].get("note")), text, layers)
     return Outcome(False, _why_silent(status), text, layers)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
+    """The object of a line of the report, which the program may have written; None for anything else"""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
-def _one_line(note: str) -> str:
-    """The note without line breaks and without characters that no file can hold."""
-    return " ".join(note.encode("utf-8", "backslashreplace").decode("utf-8").split())
+def _layers(line: dict[str, Any]) -> tuple[str, ...]:
+    names = line.get("layers")
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+
+def _one_line(note: Any) -> str:
+    """The note without line breaks and without characters that no file can hold; one that is no text is left out"""
+    if not isinstance(note, str):
+        return "no reason was reported"
+    return " ".join(note.encode("utf-8", "backslashreplace").decode("utf-8").split())[:NOTE_CHARACTERS]
 
 
 def _why_silent(status: int) -> str:
-    """Why a process ended without a verdict."""
-    if status == -signal.SIGXCPU:
+    """Why a process ended without a verdict; 128 + a signal stands for that signal, as in a shell."""
+    number = -status if status < 0 else status - 128
+    if number == signal.SIGXCPU:
         return "used more processor time than allowed"
-    if status < 0:
-        return f"killed by signal {-status} ({signal.strsignal(-status) or 'unknown'})"
+    if number > 0:
+        return f"killed by signal {number} ({_signal_name(number)})"
     return f"ended early with exit status {status}"
+
+
+def _signal_name(number: int) -> str:
+    return (signal.strsignal(number) if number < signal.NSIG else None) or "unknown"

@@ -5,16 +5,52 @@ Pure functions of text. They raise for nothing that a model may write.
 
 import re
 from decimal import Decimal
+from functools import cache
 
-NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-FINAL_NUMBER = re.compile(r"####\s*(-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+))")
-CODE_BLOCK = re.compile(r"```([^\n`]*)\n(.*?)(?:\n?```|\Z)", re.DOTALL)
+from markdown_it import MarkdownIt
+
+DIGITS = r"(?:\\?\$-?)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+NUMBER = re.compile(rf"(?:(?<![\w)}}])-)?{DIGITS}")
+FINAL_NUMBER = re.compile(rf"####(?:[\s*_`:=~(){{}}\[\]$]|\\(?:boxed|fbox)|\\[(\[])*(-?{DIGITS})")
+TEXT = r"\\(?:text(?:rm|bf|it)?|mbox|hbox|math(?:rm|bf|it|sf|tt|ord|punct|bin))\s*"
+THIN_SPACE = r"(?:\\[,;:>! ]|\\(?:neg)?(?:thin|med|thick)space\b|[~\u00a0\u2009\u202f])"
+TIGHT_COMMA = r"(?<=\d) *+(?:\\! *+)*(?:\{ *+, *+\}|, *+\\!|(?<=!),|(?<=! ),) *+(?:\\[!,] *+)*+"
+THOUSANDS = r"(?=\d\d\d(?!\d))"
+# In this order: what LaTeX puts between the digits of one number, so that only digits, signs and plain commas stay.
+NUMBER_RULES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        ("\u2212", "-"),
+        (TEXT + r"\{([^{}]*)\}", r"\1"),
+        (TIGHT_COMMA + THOUSANDS, ""),
+        (TIGHT_COMMA + r"(?=\d)", ","),
+        (rf"(?<=\d)(?<!\d{{4}})(?: *+\{{?+ *+{THIN_SPACE} *+\}}?+)++{THOUSANDS}", ""),
+        (r"(?<=\d)\{\}(?=\d)", ""),
+        (r"(?<=\d)\{\.\}(?=\d)", "."),
+    )
+)
+# A word in \text at the end: behind anything if it begins with a space, else behind a digit only.
+UNIT = re.compile(
+    rf"(?:(?<=.){TEXT}\{{\s[^{{}}]*\}}|(?<=\d)(?:\s|{THIN_SPACE})*{TEXT}\{{[a-zA-Z][^{{}}]*\}})"
+    r"(?:\^\{?\d\}?)?$"
+)
 LONGEST_FORMULA = 2000
+PYTHON = ("", "py", "python", "python3")
+
+
+def opens_thinking(prompt: str) -> bool:
+    """Whether a rendered prompt ends inside the model's thinking."""
+    return prompt.rstrip().endswith("<think>")
+
+
+def thinks_to_the_end(answer: str, opened: bool = False) -> bool:
+    """Whether an answer ends inside its thinking. opened: the prompt began it; otherwise the answer may."""
+    return (opened or answer.lstrip().startswith("<think>")) and "</think>" not in answer
 
 
 def after_thinking(answer: str) -> str:
-    """What follows the model's thinking, all of the answer where it did not think."""
-    return answer.rsplit("</think>", 1)[-1]
+    """What follows the model's thinking: all of an answer without any, nothing of one that began it and did not end."""
+    return "" if thinks_to_the_end(answer) else answer.rsplit("</think>", 1)[-1]
 
 
 def before_stops(answer: str, stops: tuple[str, ...]) -> str:
@@ -25,12 +61,26 @@ def before_stops(answer: str, stops: tuple[str, ...]) -> str:
 def code_block(answer: str) -> str:
     """The first fenced block of Python or of no language, otherwise the first of any, otherwise the text between
     [BEGIN] and [DONE], otherwise the whole answer.
+
+    Fences are those of CommonMark 4.5, but they count inside HTML too, since models write tags around programs.
     """
-    blocks = CODE_BLOCK.findall(answer)
-    python = [text for language, text in blocks if language.strip().lower() in ("", "py", "python", "python3")]
+    blocks = [token for token in _markdown().parse(answer) if token.type == "fence"]
+    python = [block for block in blocks if _language(block.info) in PYTHON]
     if blocks:
-        return str((python or [blocks[0][1]])[0])
+        return (python or blocks)[0].content.rstrip("\n")
     return answer.rsplit("[BEGIN]", 1)[-1].split("[DONE]", 1)[0]
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    parser = MarkdownIt("commonmark").disable("html_block")
+    parser.core.ruler.disable("inline")
+    return parser
+
+
+def _language(info: str) -> str:
+    """The language that an info string names: `python title="a"`, `{.python}` and `Python:a.py` are all python."""
+    return re.sub(r"^[\s{.]+", "", info.lower()).partition(" ")[0].rstrip("}").partition(":")[0].partition(",")[0]
 
 
 def last_tagged(answer: str, tag: str) -> str | None:
@@ -41,8 +91,16 @@ def last_tagged(answer: str, tag: str) -> str | None:
 
 def final_number(answer: str) -> Decimal | None:
     """The number behind the last `####` (GSM8K's own form), otherwise the last number; None without any."""
-    found = FINAL_NUMBER.findall(answer) or NUMBER.findall(answer)
-    return Decimal(found[-1].replace("$", "").replace(",", "")) if found else None
+    text = plain_numbers(answer)
+    found = FINAL_NUMBER.findall(text) or NUMBER.findall(text)
+    return Decimal(re.sub(r"[\\$,]", "", found[-1])) if found else None
+
+
+def plain_numbers(text: str) -> str:
+    r"""The text with plain digits where LaTeX wrote 9{,}500, 9,\!500, 9\,500 and 9\text{,}500."""
+    for pattern, replacement in (*NUMBER_RULES, *NUMBER_RULES):
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def last_boxed(answer: str) -> str | None:
@@ -89,9 +147,9 @@ FORMULA_RULES = tuple(
 def normal_formula(formula: str) -> str:
     r"""A formula in one spelling, in the spirit of MATH's `is_equiv` but with rules of our own: without spaces, sizes
     of brackets, units (`\text{ cm}` at the end), degree, dollar and percent signs, a leading `x =`; \dfrac, \frac12,
-    1/2 and 0.5 become \frac{1}{2}; 1,000 becomes 1000. The value is not computed: 2/4 is not 1/2.
+    1/2 and 0.5 become \frac{1}{2}; 1,000 and 1{,}000 become 1000. The value is not computed: 2/4 is not 1/2.
     """
-    text = re.sub(r"(?<=.)\\(?:text|mbox|mathrm)\{\s[^{}]*\}(?:\^\{?\d\}?)?$", "", formula[:LONGEST_FORMULA].strip())
+    text = plain_numbers(UNIT.sub("", formula[:LONGEST_FORMULA].strip()))
     for pattern, replacement in FORMULA_RULES:
         text = pattern.sub(replacement, text)
     return text.replace(",", "") if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?", text) else text

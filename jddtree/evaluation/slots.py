@@ -17,11 +17,14 @@ from jddtree.loading import Model
 
 @dataclass(frozen=True)
 class Job:
-    """A request and where it stands in the caller's list. stop: strings that end its text."""
+    """A request and where it stands in the caller's list. stop: strings that end its text; thinking: whether the
+    template began the model's thinking at the end of the prompt.
+    """
 
     index: int
     request: Request
     stop: tuple[str, ...] = ()
+    thinking: bool = False
 
 
 @dataclass(frozen=True)
