@@ -11,6 +11,7 @@ from pathlib import Path
 from jddtree.benchmarks import kernels_cublas
 from jddtree.benchmarks.results import Row
 from jddtree.errors import UserError
+from jddtree.user_files import read_text
 
 REQUIRED: dict[str, type | tuple[type, ...]] = {"kernel": str, "tokens": int, "peer": str, "time_us": (int, float)}
 
@@ -20,8 +21,8 @@ def read(path: Path | None) -> list[Row]:
     if path is None:
         return []
     try:
-        peers = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        peers = json.loads(read_text(path, "--peers"))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--peers {path} cannot be read: {error}") from None
     if not isinstance(peers, list):
         raise UserError(f"--peers {path} must hold a JSON list of rows")

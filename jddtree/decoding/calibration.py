@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jddtree.decoding.tree import Tree
 from jddtree.errors import UserError
+from jddtree.user_files import read_text
 
 FEATURES = ("one", "ln p", "-ln (1 - p)", "depth - 1", "off spine", "off spine * ln p")
 TRUSTING = (0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
@@ -54,11 +55,9 @@ def read_calibration(path: Path) -> Calibration:
     Raises UserError for a file that cannot be read or holds something else.
     """
     try:
-        given: Any = json.loads(path.read_text(encoding="utf-8"))
+        given: Any = json.loads(read_text(path, "--calibration"))
         weights = {mode: [float(weight) for weight in row] for mode, row in given["weights"].items()}
         right = tuple(given["features"]) == FEATURES and all(len(row) == len(FEATURES) for row in weights.values())
-    except OSError as error:
-        raise UserError(f"--calibration {path} cannot be read ({error.strerror}); check the path") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         right, weights = False, {}
     if not right or not set(weights) <= set(MODES):

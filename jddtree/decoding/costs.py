@@ -16,6 +16,7 @@ import numpy as np
 
 from jddtree.decoding.budget import Costs
 from jddtree.errors import UserError
+from jddtree.user_files import read_text
 
 CURVES = 4  # that a compiled program takes
 
@@ -67,9 +68,7 @@ UNKNOWN = CostTable((Curve(0, (1,), (1.0,)),), 0.0, "unknown: every round costs 
 def read_costs(path: Path) -> CostTable:
     """The table in a file. Raises UserError for a file that cannot be read or holds something else."""
     try:
-        return table_of(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UserError(f"--cost {path} cannot be read ({error.strerror}); check the path") from None
+        return table_of(json.loads(read_text(path, "--cost")))
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"--cost {path} is no cost curve ({error}); docs/economics.md has the format") from None
 

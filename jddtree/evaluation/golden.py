@@ -17,6 +17,7 @@ import numpy as np
 
 from jddtree.errors import UserError
 from jddtree.evaluation.likelihood import Scorer, TokenScores
+from jddtree.user_files import read_text
 
 AGREEMENT, MEAN_DELTA, P99_DELTA = 0.95, 0.05, 0.5
 REGRET, REGRET_PER_NAT = 0.30, 0.35
@@ -42,15 +43,13 @@ class Golden:
 def read_golden(path: Path) -> list[Golden]:
     """The texts of a golden file. Raises UserError when it cannot be read or has another form."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["seqs"]
+        rows = json.loads(read_text(path, "--golden"))["seqs"]
         found = [
             Golden(row["name"], row["prompt_ids"], row["tail"], row["top1_lp"], row["top8_ids"], row["top8_lp"])
             for row in rows
         ]
         lengths = {len({len(g.tail), len(g.top1), len(g.ids), len(g.log_probs)}) for g in found}
         complete = lengths == {1} and all(g.prompt and g.tail for g in found)
-    except OSError as error:
-        raise UserError(f"--golden {path} cannot be read ({error.strerror}); check the path") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"--golden {path} has not the form of a golden file ({type(error).__name__}: {error})"
