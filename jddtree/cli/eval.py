@@ -13,6 +13,7 @@ from typing import Any
 
 from jddtree.benchmarks import results
 from jddtree.benchmarks.results import table
+from jddtree.cli import interrupts
 from jddtree.cli.costs import cost_table
 from jddtree.cli.generate import budget_fields, use_compile_cache
 from jddtree.cli.progress import Bars, Counter, say_slow
@@ -117,6 +118,7 @@ def run(
         stop=tuple(stop or ()), ignore_eos=ignore_eos, system_prompt=system_prompt,
         shapes={"rows": capacity, "chunk": prefill_chunk, "rounds": rounds_per_dispatch}, tune=tune,
     )  # fmt: skip
+    interrupts.keep()
     report: Row = {}
     with Counter(silent) as counter, _spoken_once():
         if methods:

@@ -132,6 +132,7 @@ def write(model: Model, engine: Engine, request: Request, stop: list[str], *, ec
 
     After Ctrl-C the result holds what had been written; its finish_reason is "interrupted".
     """
+    interrupts.keep()
     pieces: list[Piece] = []
     interrupted = False
     try:

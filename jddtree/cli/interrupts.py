@@ -1,8 +1,9 @@
-"""Ctrl-C: one KeyboardInterrupt in the main thread, and the end of the process soon after, whatever it does.
+"""Ctrl-C: one line and the end of the process, at once where there is nothing to keep, else GRACE seconds later.
 
-What runs may keep what it has: text, statistics, a journal. An exception alone does not end a process for sure: a C++
-compiler is not interrupted, a callback swallows the exception, threads are waited for. So a thread of its own, which
-the operating system's handler wakes even while the main thread is in C++, ends the process GRACE seconds later.
+Where a command has something to keep (text, statistics, a journal) it calls `keep`, and Ctrl-C raises KeyboardInterrupt
+from then on. An exception does not end a process for sure: modules that are being imported turn it into another one, a
+C++ compiler is not interrupted, callbacks swallow it, threads are waited for. So a thread of its own, which the
+operating system's handler wakes even while the main thread is in C++, ends the process in any case.
 """
 
 import os
@@ -21,17 +22,24 @@ LINE = "interrupted"
 
 
 class Interrupts:
-    """The handler. asked: Ctrl-C was pressed; reported: the user was told so, in whatever form."""
+    """The handler. keeps: it raises; asked: Ctrl-C was pressed; reported: the user was told so, in whatever form."""
 
     def __init__(self) -> None:
+        self.keeps = False
         self.asked = False
         self.reported = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt, once: another one would hit the code that keeps what there is."""
-        if not self.asked:
-            self.asked = True
+        """End the process, or raise KeyboardInterrupt, once: another one would hit the code that keeps things."""
+        if self.asked:
+            return
+        self.asked = True
+        if self.keeps:
             raise KeyboardInterrupt
+        with suppress(Exception):
+            sys.stdout.flush()
+        self.report()
+        os._exit(EXIT_CODE)
 
     def report(self) -> None:
         """Say LINE on stderr unless the user knows already."""
@@ -62,6 +70,12 @@ def installed() -> Interrupts | None:
     """The handler, None where `install` was not called."""
     handler = signal.getsignal(signal.SIGINT)
     return handler if isinstance(handler, Interrupts) else None
+
+
+def keep() -> None:
+    """From now on there is something to keep: Ctrl-C raises KeyboardInterrupt."""
+    if (handler := installed()) is not None:
+        handler.keeps = True
 
 
 def asked() -> bool:

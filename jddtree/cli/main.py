@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from jddtree.cli import interrupts
 from jddtree.cli.checks import check_options, output_file, output_folder
 from jddtree.cli.conflicts import check_eval, check_generate
 from jddtree.cli.guard import guarded as guarded
@@ -460,6 +461,7 @@ def bench_mesh(
     check_options(locals(), output_file)
     from jddtree.benchmarks.mesh import run
 
+    interrupts.keep()
     run(preset, mesh, parts, output)
 
 
