@@ -20,20 +20,27 @@ sys.argv[0] = "run.py"
 import runpy
 runpy.run_path("run.py", run_name="__main__")
 """
-AT_IMPORT = HEARD + """
+AT_IMPORT = (
+    HEARD
+    + """
 moment = sys.argv.pop(1)
 class Finder:
     def find_spec(name, path=None, target=None):
         if name == moment:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Finder)
-""" + RUN
-KEEPING = HEARD + """
+"""
+    + RUN
+)
+KEEPING = (
+    HEARD
+    + """
 import ctypes
 from jddtree.cli import interrupts
 interrupts.install()
 interrupts.keep()
 """
+)
 
 
 @pytest.fixture
@@ -68,20 +75,26 @@ def test_while_loading_and_compiling(environment) -> None:
     assert "Traceback" not in errors
 
 
-SWALLOWED = KEEPING + """
+SWALLOWED = (
+    KEEPING
+    + """
 try:
     os.kill(os.getpid(), signal.SIGINT)
 except KeyboardInterrupt:
     assert interrupts.asked()
 ctypes.CDLL(None).sleep(60)
 """
-BLOCKED = KEEPING + """
+)
+BLOCKED = (
+    KEEPING
+    + """
 import threading
 threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
 mutex = ctypes.create_string_buffer(128)
 for _ in range(2):  # the second call waits for ever
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
 """
+)
 
 
 def test_a_lost_exception_and_a_main_thread_in_c_do_not_save_the_process(environment) -> None:

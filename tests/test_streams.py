@@ -14,6 +14,7 @@ from jddtree.errors import UserError
 
 CLOSED = "error: standard output is closed, so no answer can be written; send it to a file or to /dev/null\n"
 FULL = "error: standard output cannot be written (No space left on device); send it to where there is room\n"
+NO_INPUT = "error: standard input is closed, so --prompt - has nothing to read; send it a text\n"
 
 
 def shell(command: str, **changes) -> subprocess.Popen:
@@ -30,7 +31,7 @@ def test_every_command_ends_with_a_line_or_its_answer() -> None:
         "--help >&-": (1, CLOSED), "--help >/dev/full": (1, FULL), "--version >/dev/full": (1, FULL),
         f"{inspect} >&-": (1, CLOSED), f"{inspect} --json >/dev/full": (1, FULL), f"{inspect} >/dev/null 2>&-": (0, ""),
         f"{inspect} >/dev/null <&- 2>/dev/full": (0, ""), "dance 2>&-": (2, ""), "dance 2>/dev/full": (2, ""),
-        "generate -p - <&-": (1, "error: standard input is closed, so --prompt - has nothing to read; send it a text\n"),
+        "generate -p - <&-": (1, NO_INPUT),
     }  # fmt: skip
     running = {command: shell(command) for command in wanted}
     for command, process in running.items():
