@@ -25,7 +25,7 @@ from converters.store import sum_of_file
 from jddtree.errors import UserError
 
 SYNC_BYTES = 512 << 20  # written between two syncs: the most that an interruption loses
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 GB = 1e9
 
 StageProgress = Callable[[str, int, int], None]
@@ -97,12 +97,21 @@ class Conversion:
             "the same command again, it resumes"
         )
 
+    def _no_such_size(self) -> UserError:
+        largest = max(size for part in self.plan.parts for size in part.sizes.values())
+        return UserError(
+            f"a file of {self.out} would be larger than this process may write (ulimit -f) or its file system allows: "
+            f"the largest has {largest / GB:.3f} GB; raise that limit and run the same command again, it resumes"
+        )
+
     @contextmanager
     def _one_line(self) -> Iterator[None]:
-        """What the system refuses is a UserError, a full disk with the numbers."""
+        """What the system refuses is a UserError, a full disk and a file-size limit with the numbers."""
         try:
             yield
         except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise self._no_such_size() from None
             if error.errno not in FULL:
                 raise UserError(
                     f"the conversion into {self.out} cannot go on: {error}; mend that and run the same command again, "

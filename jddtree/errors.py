@@ -1,4 +1,4 @@
-"""The one error type that users meet.
+"""The error types that users meet.
 
 A `UserError` is caused by what the user gave (a file, a flag, a message), not by a defect. Its text is one line that
 names the thing, the value found and the value wanted, and what to do. The command line prints it and exits with 1.
@@ -10,3 +10,7 @@ class UserError(Exception):
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
+
+
+class UsageError(UserError):
+    """Options that do not go together; the command line exits with 2."""

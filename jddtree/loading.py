@@ -101,6 +101,8 @@ def load(
     """
     begun = time.perf_counter()
     target_folder, draft_folder, store = _folders(target, draft)
+    if check and store is None:
+        raise UserError(f"--check compares the files of a store, but {target_folder} is none; leave it out")
     if check and store is not None:
         store.check(None if progress is None else partial(progress, "checksums"))
     config = target_config(target_folder, latent_norm_eps=latent_norm_eps)

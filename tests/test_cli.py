@@ -10,7 +10,9 @@ import time
 import pytest
 from conftest import COMPILE_FLAGS, ROOT, micro_drafter, micro_target
 
+from jddtree.api import prompt_ids
 from jddtree.cli.main import app, guarded
+from jddtree.loading import load
 
 
 @pytest.fixture(scope="session")
@@ -99,6 +101,25 @@ def test_every_method_writes_the_same_text(command, arguments):
 def test_prompt_from_standard_input(command):
     done = command("generate", "-q", "--budget", 8, "-p", "-", input="def is_empty(self):")
     assert done.stdout == "def is_empty(self):\n    return not self.is_empty()\n" and done.stderr == ""
+
+
+def test_an_answer_beyond_ascii_without_stderr(command, environment, tmp_path):
+    """Under PYTHONIOENCODING=ascii what ASCII lacks is escaped; a closed stderr is no reason to hang, nor a BOM to be
+    read as text.
+    """
+    prompt = tmp_path / "prompt"
+    prompt.write_bytes(b"\xef\xbb\xbfdef is_empty(self):")
+    options = ["generate", "--prompt-file", str(prompt), "--temperature", "6", "--seed", "1", "--max-tokens", "24"]
+    heard = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    call = [sys.executable, "-c", heard, str(ROOT / "run.py"), *options, "--method", "ar"]
+    plain = environment | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(call, env=plain, stdout=subprocess.PIPE, timeout=300)
+    assert done.returncode == 0 and done.stdout.isascii() and b"\\ufffd" in done.stdout
+    report = command(*options, "--method", "ar", "--json").stdout
+    assert report.isascii() and "\ufffd" in json.loads(report)["text"]
+    text = json.loads(report)["text"].encode("ascii", "backslashreplace")
+    assert done.stdout == text + b"\n"
+    assert json.loads(report)["prompt_ids"] == prompt_ids(load(with_drafter=False), "def is_empty(self):")
 
 
 def test_interrupt_prints_statistics_and_exits_with_130(environment):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -190,6 +191,23 @@ def test_a_full_disk_is_one_line_and_resumes(source, whole, tmp_path: Path, monk
     assert (out / JOURNAL).exists() and not (out / MANIFEST).exists()
     outcome = convert(*source, out)
     assert outcome.resumed > 0 and same_trees(whole, out)
+
+
+def test_a_file_size_limit_is_not_called_a_full_disk(source, whole, tmp_path: Path) -> None:
+    """What `ulimit -f` refuses, by the limit itself; the same command resumes."""
+    out = tmp_path / "store"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(
+            UserError, match=r"ulimit -f.* the largest has 0\.\d+ GB; raise that limit.* it resumes"
+        ) as caught:
+            convert(*source, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "full" not in str(caught.value) and str(out) in str(caught.value)
+    convert(*source, out)
+    assert same_trees(whole, out)
 
 
 def test_an_error_while_syncing_notes_nothing(source, whole, tmp_path: Path, monkeypatch) -> None:

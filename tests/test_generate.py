@@ -4,7 +4,7 @@ import pytest
 
 import jddtree
 from jddtree.api import prepare, prompt_ids
-from jddtree.decoding.generate import default_capacity, generate_batch
+from jddtree.decoding.generate import Statistics, Transcript, default_capacity, generate_batch
 from jddtree.stats import lines
 
 
@@ -34,6 +34,22 @@ def test_stop_string_cuts_text_and_counts(model, engine):
     assert cut.text == whole.text[: whole.text.index("return os")]
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
     assert cut.statistics.generated_tokens == len(cut.token_ids) == 1 + sum(cut.statistics.emitted_per_round)
+
+
+@pytest.mark.parametrize("stop", [(), ("\ufffd",)])
+def test_an_answer_that_ends_inside_a_character_says_so(model, stop):
+    """The limit cuts "né" after the first byte of its last letter; what is left of it may complete a stop string."""
+    whole = model.tokenizer.encode("né")
+    cut = [identifier for identifier in range(256) if model.tokenizer.token_bytes(identifier) == "é".encode()[:1]]
+    letter = model.tokenizer.encode("n")
+    for ids in ([*letter, *cut], whole):
+        transcript = Transcript(model, stop, Statistics(1))
+        first = transcript.first(ids[:1], None)
+        last = transcript.rounds([ids[1:]], [0], [(1.0, 0.0)], "length")
+        text = first.text + last.text
+        wanted = "né" if ids is whole else "n" if stop else "n\ufffd"
+        assert text == wanted and transcript.ended
+        assert last.finish_reason == ("stop" if stop and ids is not whole else "length")
 
 
 def test_user_text_never_becomes_a_control_token(model):

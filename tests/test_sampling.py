@@ -128,6 +128,25 @@ def test_nucleus_keeps_tokens_as_probable_as_its_last_one() -> None:
     assert np.isfinite(filtered).all()
 
 
+def test_nucleus_ends_where_the_sum_is_reached_exactly() -> None:
+    """0.5, 0.25, 0.25 at 0.5 keep one; top_p is the sum as float32 has it on this machine."""
+    values = jnp.log(jnp.array([[[0.5, 0.25, 0.25, 0.0]]]))
+    best = jnp.exp(values - jax.nn.logsumexp(values))[0, 0, :1]
+    assert abs(float(best[0]) - 0.5) < 1e-6
+    assert np.isfinite(nucleus(values, best)[0, 0]).tolist() == [True, False, False, False]
+    above = jnp.nextafter(best, jnp.ones(1))
+    assert np.isfinite(nucleus(values, above)[0, 0]).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("top_p", [1e-7, 1.1e-38, 1e-40, 1e-45, 1e-60])
+def test_the_smallest_top_p_keeps_the_best_token(top_p: float) -> None:
+    """float32 takes numbers below its smallest normal one for 0; beside them a neighbour keeps what it asks for."""
+    values = np.tile(np.array([0.0, 1.0, 3.0, 2.0], np.float32), (2, 6, 1))
+    draws = sampling(2, temperature=5.0, top_p=[top_p, 1.0])
+    tokens = np.asarray(_choose(values, np.arange(12, dtype=np.int32).reshape(2, 6), draws))
+    assert tokens[0].tolist() == [2] * 6 and set(tokens[1].tolist()) != {2}
+
+
 def test_top_p_1_excludes_nothing_beside_a_neighbour_with_less() -> None:
     """Rounded sums of probabilities reach 1 before the unlikely tokens; they must stay, whatever a neighbour asks."""
     values = np.full((2, 1, 1000), -25.0, np.float32)

@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT
 from harness import decode
 
+from jddtree.cli import inputs
 from jddtree.cli import speculation as command
 from jddtree.decoding.engine import Request
 from jddtree.decoding.rounds import Program
@@ -293,7 +294,7 @@ def test_pictures_need_matplotlib_and_a_folder(monkeypatch, tmp_path):
 def test_unusable_prompt_files_are_refused(tmp_path, content, message):
     (tmp_path / "prompts.json").write_text(content)
     with pytest.raises(UserError, match=message):
-        command.read_prompts(None, tmp_path / "prompts.json")
+        inputs.read_prompts(None, tmp_path / "prompts.json")
 
 
 def test_a_budget_without_nodes_and_a_model_without_drafter_are_refused():

@@ -29,7 +29,7 @@ from converters.dflash import load_drafter
 from converters.kimi import load_target
 from jddtree import strict_json
 from jddtree.benchmarks import results
-from jddtree.benchmarks.kernels_settings import numbers
+from jddtree.benchmarks.kernels_settings import check_output, numbers
 from jddtree.benchmarks.results import Row
 from jddtree.benchmarks.step_presets import bundled
 from jddtree.config import drafter_config, target_config
@@ -202,6 +202,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args(given)
     try:
+        check_output(chosen.output)
         prompts = read_ids(chosen.prompts) if chosen.prompts else bundled_prompts()
         counts = numbers("--rounds", chosen.rounds, ROUNDS, 64)
         made = partial(engines, chosen.dtype, chosen.budget, kernels=chosen.kernels)

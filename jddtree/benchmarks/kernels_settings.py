@@ -8,6 +8,7 @@ from pathlib import Path
 from jddtree.benchmarks.kernels_routing import Routing, routing
 from jddtree.benchmarks.roofline import Sizes, k26_rank, tiny_rank
 from jddtree.errors import UserError
+from jddtree.user_files import check_new_file
 
 KERNELS = ("expert", "attention")
 TOKENS = (1, 9, 17, 33, 65, 128, 512)
@@ -88,12 +89,4 @@ def names(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ...
 
 def check_output(path: Path | None) -> None:
     """UserError for a results file that could not be written after minutes of measuring."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UserError(f"--output {path} is a folder, not a file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    except OSError as error:
-        raise UserError(f"--output {path} cannot be written: {error}") from None
+    check_new_file(path, "--output")

@@ -21,6 +21,7 @@ what splitting costs by the wall clock and how the layouts compare. What fails h
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from typing import Any
 
 from jddtree.benchmarks import step_summary
 from jddtree.errors import UserError
+from jddtree.user_files import check_new_file, check_new_folder, read_text
 
 Row = dict[str, Any]
 MODULE = "jddtree.benchmarks.step"
@@ -95,6 +97,8 @@ def run(given: argparse.Namespace, show: Callable[[Row], None]) -> dict[str, Any
     Returns the results record. Raises UserError for wrong settings, with the process's own message.
     """
     peers, alone = _peers(given.peers), _rank_rows(given.rank)
+    check_new_file(given.output, "--output")
+    check_new_folder(given.dump, "--dump")
     script = Path(sys.argv[0])
     started = ["-m", MODULE] if script == Path(__file__) else [script.name]
     record: dict[str, Any] = {"command": " ".join(["python", *started, *sys.argv[1:]])}
@@ -141,6 +145,7 @@ def child(given: argparse.Namespace) -> None:
     """A measuring process: a line of JSON for what it runs on and for each row, on stdout."""
     from jddtree.benchmarks import timing
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the process that started this one ends it
     if given.clock == "kernels":
         timing.keep_kernels_apart()
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
@@ -218,10 +223,14 @@ def _process(given: argparse.Namespace, clock: str, layout: str) -> Iterator[Row
     seen = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                seen += 1
-                yield json.loads(line)
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    seen += 1
+                    yield json.loads(line)
+        except BaseException:
+            process.kill()
+            raise
     if process.returncode and not seen:
         raise UserError(f"the process that measures by {clock} ended with {process.returncode}; its message is above")
     if process.returncode:
@@ -252,8 +261,8 @@ def _rank_rows(path: Path | None) -> list[Row]:
     if path is None:
         return []
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["rows"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return json.loads(read_text(path, "--rank"))["rows"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"--rank {path} is no results file of bench step: {error!r}") from None
 
 

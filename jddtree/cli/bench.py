@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-from tqdm import tqdm
-
 from jddtree.benchmarks import generation, results
 from jddtree.cli.generate import use_compile_cache
-from jddtree.cli.inputs import numbers, read_prompts
-from jddtree.cli.progress import Bars
+from jddtree.cli.inputs import encoded, numbers, prompts_of
+from jddtree.cli.progress import Bars, progress_bar
+from jddtree.limits import NODES
 from jddtree.loading import load
 
 
@@ -25,13 +24,14 @@ def run_generate(
 ) -> None:
     """Run `bench generate` with the options of `jddtree.cli.main.bench_generate`; compiled programs are not cached."""
     use_compile_cache(False)
-    counts = numbers(budgets, "--budgets", int)
+    counts = numbers(budgets, "--budgets", int, 1, NODES.most)
+    asked = prompts_of(prompts)
     with Bars(False, "Loading ") as bar:
         model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
-    ids = read_prompts(model, prompts)
+    ids = encoded(model, asked)
     rows = []
     total = len(generation.methods(counts))
-    for row in tqdm(generation.measure(model, ids, counts, max_tokens), desc="Methods", total=total):
+    for row in progress_bar(generation.measure(model, ids, counts, max_tokens), desc="Methods", total=total):
         rows.append(row)
     print(results.table(rows, generation.COLUMNS))
     if output is not None:

@@ -3,16 +3,15 @@
 import json
 from pathlib import Path
 
-from tqdm import tqdm
-
 from jddtree.api import prompt_ids
 from jddtree.benchmarks import auto_budget, results
-from jddtree.cli.inputs import numbers, read_prompts
-from jddtree.cli.progress import Bars
+from jddtree.cli.inputs import encoded, numbers, prompts_of
+from jddtree.cli.progress import Bars, progress_bar
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
 from jddtree.evaluation import economy_plots, plots
 from jddtree.evaluation.lines import StdlibLines
+from jddtree.limits import NODES
 from jddtree.loading import Model, load
 
 PROMPTS = 24
@@ -37,17 +36,20 @@ def run(
     """Run `bench auto` with the options of `jddtree.cli.main.bench_auto`."""
     if plot is not None:
         plots.check()
-    counts, heats = numbers(budgets, "--budgets", int), numbers(temperatures, "--temperatures", float)
+    counts = numbers(budgets, "--budgets", int, 1, NODES.most)
+    heats = numbers(temperatures, "--temperatures", float, 0)
+    asked = prompts_of(prompts)
+    known = None if calibration is None else read_calibration(calibration)
     curves = {path.stem: read_costs(path) for path in cost} if cost else auto_budget.shipped_curves()
     with Bars(False, "Loading ") as bar:
         model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
-    ids = evaluation_lines(model) if target is None and prompts is None else read_prompts(model, prompts)
+    ids = evaluation_lines(model) if target is None and prompts is None else encoded(model, asked)
     bench = auto_budget.Bench(model, ids, max_tokens, max(counts), min(batch, len(ids)))
-    if calibration is not None:
-        bench.single.calibration = read_calibration(calibration)
+    if known is not None:
+        bench.single.calibration = known
     curves = bench.measured() | curves
     rows: list[results.Row] = [{"table": "curve", "curve": name} | table.record() for name, table in curves.items()]
-    for temperature in tqdm(heats, desc="Temperatures"):
+    for temperature in progress_bar(heats, desc="Temperatures"):
         fixed = bench.fixed(counts, temperature)
         rows += auto_budget.rows_of(temperature, bench, fixed, curves)
     print(results.table([row for row in rows if row["table"] == "auto"], auto_budget.COLUMNS))

@@ -11,6 +11,7 @@ from jddtree.benchmarks import kernels, kernels_peers, kernels_settings, results
 from jddtree.benchmarks import kernels_table as table
 from jddtree.benchmarks.kernels_settings import Settings
 from jddtree.benchmarks.results import Row
+from jddtree.cli import interrupts
 from jddtree.errors import UserError
 
 
@@ -26,6 +27,7 @@ def run(
     output: Path | None,
 ) -> None:
     """Run with the options of `jddtree.cli.main.bench_kernels`. UserError at the end when a configuration failed."""
+    interrupts.keep()
     timing.keep_kernels_apart()
     known = kernels_peers.read(peers)  # before JAX takes the device
     settings = kernels_settings.settings(

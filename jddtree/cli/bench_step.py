@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jddtree.cli import interrupts
+
 ROUND_STAGES = "verify,draft,build,walk,commit,round"
 
 
@@ -10,6 +12,7 @@ def run_step(options: Mapping[str, Any]) -> int:
     """Run `jddtree.benchmarks.step` with the options of `jddtree.cli.main.bench_step`; returns the exit code."""
     from jddtree.benchmarks import step
 
+    interrupts.keep()
     return step.main(_words(options))
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from jddtree.api import prompt_ids
 from jddtree.benchmarks import results
-from jddtree.cli.inputs import numbers, read_prompts
-from jddtree.cli.progress import Bars
+from jddtree.cli.inputs import encoded, numbers, prompts_of
+from jddtree.cli.progress import Bars, say_slow
 from jddtree.decoding.calibration import FEATURES
 from jddtree.evaluation import calibrating, economy_plots, plots
 from jddtree.evaluation.lines import StdlibLines
@@ -33,10 +33,12 @@ def run(
     """Run `calibrate` with the options of `jddtree.cli.main.calibrate`."""
     if plot is not None:
         plots.check()
-    heats = numbers(temperatures, "--temperatures", float)
+    heats = numbers(temperatures, "--temperatures", float, 0)
+    asked = prompts_of(prompts)
+    say_slow(budget + 1, quiet)
     with Bars(quiet, "Loading ") as bar:
         model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
-    ids = read_prompts(model, prompts)
+    ids = encoded(model, asked)
     if target is None and prompts is None:
         ids = [*ids, *fitting_lines(model)]
     recorder = calibrating.recorder_of(model, ids, budget, max_tokens, min(BATCH, len(ids)))

@@ -7,6 +7,7 @@ from typing import Any
 
 from converters.convert import Outcome, convert
 from converters.plan import PartPlan
+from jddtree.cli import interrupts
 from jddtree.cli.progress import Bars
 
 GB = 1e9
@@ -27,6 +28,7 @@ def run(
 
     Raises UserError as `converters.convert.convert`; after a dry run too when tensors are missing or not wanted.
     """
+    interrupts.keep()
     with Bars(quiet or json_output) as bar:
         outcome = convert(target, draft, out, dry_run=dry_run, verify=verify, force=force, progress=bar.update)
     if json_output:

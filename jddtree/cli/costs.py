@@ -16,15 +16,14 @@ from jddtree.errors import UserError
 from jddtree.parallel.processes import from_first
 
 
-def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, given: Path | None, cached: bool) -> CostTable:
+def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, given: CostTable | None, cached: bool) -> CostTable:
     """The table for texts of about `tokens` tokens that start with `prompt`.
 
-    given: a file to read instead of measuring; cached: keep what is measured beside the compiled programs, per card,
-    model, mesh and compiled shapes. Every process of a run gets the table of the first. Raises UserError for a file
-    that holds none.
+    given: the user's own, which is taken as it is; cached: keep what is measured beside the compiled programs, per
+    card, model, mesh and compiled shapes. Every process of a run gets the table of the first.
     """
     if given is not None:
-        return read_costs(given)
+        return given
     bucket = context_bucket(tokens, engine.program.capacity.context)
     path = cache_folder() / "costs" / f"{_key(engine, bucket)}.json"
     known = from_first("cost-cache", _read(path) if cached else "")

@@ -13,12 +13,14 @@ from typing import Any
 
 from jddtree.benchmarks import results
 from jddtree.benchmarks.results import table
+from jddtree.cli import interrupts
 from jddtree.cli.costs import cost_table
 from jddtree.cli.generate import budget_fields, use_compile_cache
-from jddtree.cli.inputs import read_text
-from jddtree.cli.progress import Bars, Counter
+from jddtree.cli.progress import Bars, Counter, say_slow
 from jddtree.decoding.calibration import read_calibration
-from jddtree.decoding.engine import Engine
+from jddtree.decoding.costs import read_costs
+from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.requests import check_numbers
 from jddtree.errors import UserError
 from jddtree.evaluation import losslessness, plots, runner, speculation_report
 from jddtree.evaluation.asking import Settings, fitting_requests
@@ -29,6 +31,8 @@ from jddtree.evaluation.samples import Row, replace_file
 from jddtree.evaluation.task import Task
 from jddtree.loading import Model, load
 from jddtree.parallel.processes import finish, is_first, start
+from jddtree.text.stop_strings import StopStrings
+from jddtree.user_files import read_text
 
 PERPLEXITY_CONTEXT = 2048
 
@@ -78,13 +82,16 @@ def run(
     was answered by then is kept.
     """
     _check(tasks, compare, golden, perplexity, plot, request["method"])
-    start(coordinator, processes, process_id)
+    StopStrings(stop or ())
     methods = losslessness.methods_of(compare) if compare is not None else []
     asked = _tasks(tasks, allow_code) if tasks is not None else []
     text = read_text(perplexity, "--perplexity") if perplexity is not None else None
     recorded = read_golden(golden) if golden is not None else []
     request |= budget_fields(budget, None)
+    check_numbers(Request((), max_tokens, **request))
     known = None if calibration is None else read_calibration(calibration)
+    costs = None if cost is None else read_costs(cost)
+    start(coordinator, processes, process_id)
     use_compile_cache(compile_cache)
     silent = quiet or not is_first()
     wants_drafter = draft is not None or any(method != "ar" for method in methods or [request["method"]])
@@ -94,11 +101,13 @@ def run(
             expert_layout=expert_layout, check=check, progress=bar.update,
         )  # fmt: skip
 
+    say_slow(capacity or request["budget"] + 1, silent)
+
     def tune(engine: Engine) -> None:
         if known is not None:
             engine.calibration = known
-        if request["auto"] or cost is not None:
-            engine.costs = cost_table(engine, model.defaults.raw_prefix or (0,), max_tokens, cost, compile_cache)
+        if request["auto"] or costs is not None:
+            engine.costs = cost_table(engine, model.defaults.raw_prefix or (0,), max_tokens, costs, compile_cache)
 
     settings = Settings(
         request, max_tokens, thinking, limit, batch, max_context, None if kernels == "auto" else kernels,
@@ -109,6 +118,7 @@ def run(
         stop=tuple(stop or ()), ignore_eos=ignore_eos, system_prompt=system_prompt,
         shapes={"rows": capacity, "chunk": prefill_chunk, "rounds": rounds_per_dispatch}, tune=tune,
     )  # fmt: skip
+    interrupts.keep()
     report: Row = {}
     with Counter(silent) as counter, _spoken_once():
         if methods:

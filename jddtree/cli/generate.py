@@ -13,12 +13,15 @@ import jax
 import jddtree
 from jddtree import stats
 from jddtree.api import prepare
+from jddtree.cli import interrupts
 from jddtree.cli.costs import cache_folder, cost_table
 from jddtree.cli.inputs import read_prompt
-from jddtree.cli.progress import Bars
+from jddtree.cli.progress import Bars, say_slow
 from jddtree.decoding.calibration import read_calibration
+from jddtree.decoding.costs import read_costs
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.generate import Piece, Result, stream
+from jddtree.decoding.requests import check_numbers
 from jddtree.errors import UserError
 from jddtree.loading import Model, load
 from jddtree.parallel.processes import finish, is_first, start
@@ -64,12 +67,15 @@ def run(
 
     Raises UserError for whatever cannot be used, and KeyboardInterrupt after Ctrl-C, with the statistics written.
     """
+    # What cannot be used is an error here, not after minutes of loading and compiling.
+    StopStrings(stop or ())
+    request |= budget_fields(budget, capacity)
+    check_numbers(Request((), **request))
+    known = None if calibration is None else read_calibration(calibration)
+    costs = None if cost is None else read_costs(cost)
+    given = read_prompt(prompt, prompt_file, prompt_ids, messages)
     start(coordinator, processes, process_id)
     use_compile_cache(compile_cache)
-    StopStrings(stop or ())  # an unusable one is an error here, not after minutes of loading and compiling
-    request |= budget_fields(budget, capacity)
-    known = None if calibration is None else read_calibration(calibration)
-    given = read_prompt(prompt, prompt_file, prompt_ids, messages)
     shapes = {"rows": capacity, "context": max_context, "chunk": prefill_chunk, "rounds": rounds_per_dispatch}
     first = is_first()
     silent = quiet or json_output or not first
@@ -86,21 +92,23 @@ def run(
             progress=bar.update,
         )
     if given is None:
-        given, raw = default_prompt(model), False
+        given = default_prompt(model)
+    say_slow(capacity or request["budget"] + 1, silent)
     engine, made = prepare(
         model, given, raw=raw, system_prompt=system_prompt, thinking=thinking, ignore_eos=ignore_eos,
         kernels=None if kernels == "auto" else kernels, capacity=shapes, **request,
     )  # fmt: skip
     if known is not None:
         engine.calibration = known
-    if made.auto and made.method == "ddtree" or cost is not None:
-        engine.costs = cost_table(engine, made.prompt, len(made.prompt) + made.max_tokens // 2, cost, compile_cache)
+    if made.auto and made.method == "ddtree" or costs is not None:
+        engine.costs = cost_table(engine, made.prompt, len(made.prompt) + made.max_tokens // 2, costs, compile_cache)
     result, interrupted = write(model, engine, made, stop or [], echo=first and not json_output)
     if first and json_output:
-        print(json.dumps(report(model, made, result), ensure_ascii=False))
+        print(json.dumps(report(model, made, result)))
     elif not silent:
         print(stats.lines(made.method, result.statistics), file=sys.stderr)
     if interrupted:
+        interrupts.mark_reported()
         raise KeyboardInterrupt
     finish()
 
@@ -124,6 +132,7 @@ def write(model: Model, engine: Engine, request: Request, stop: list[str], *, ec
 
     After Ctrl-C the result holds what had been written; its finish_reason is "interrupted".
     """
+    interrupts.keep()
     pieces: list[Piece] = []
     interrupted = False
     try:
@@ -132,6 +141,8 @@ def write(model: Model, engine: Engine, request: Request, stop: list[str], *, ec
             if echo:
                 sys.stdout.write(piece.text)
                 sys.stdout.flush()
+            if interrupts.asked():  # a callback of JAX may have lost the exception
+                raise KeyboardInterrupt
     except KeyboardInterrupt:
         interrupted = True
         if not pieces:

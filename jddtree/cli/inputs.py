@@ -1,5 +1,7 @@
 """Prompts and lists that users give in files, on standard input or as text."""
 
+import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +11,11 @@ from jddtree import strict_json
 from jddtree.api import Prompt, prompt_ids
 from jddtree.errors import UserError
 from jddtree.loading import Model, bundled
+from jddtree.text.messages import check_messages
+from jddtree.user_files import check_size, decoded, read_text
 
 Number = TypeVar("Number", int, float)
+MOST_PROMPT_BYTES = 16 << 20  # a context of 262,144 tokens is about a megabyte of text
 
 
 def read_prompt(
@@ -24,33 +29,37 @@ def read_prompt(
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} were given, but one of them is enough; leave the others out")
     if prompt_ids is not None:
-        ids = read_json(prompt_ids, "--prompt-ids")
-        if not isinstance(ids, list) or not all(type(item) is int for item in ids):
-            raise UserError(f"--prompt-ids {prompt_ids} must hold a JSON list of integers, like [1024, 258]")
-        return ids
+        return _ids(prompt_ids)
     if messages is not None:
-        return read_json(messages, "--messages")
+        return _messages(messages)
     if prompt_file is not None:
-        return read_text(prompt_file, "--prompt-file")
-    if prompt == "-":
-        return _decoded(sys.stdin.buffer.read(), "standard input")
-    return prompt
+        return read_text(prompt_file, "--prompt-file", MOST_PROMPT_BYTES)
+    return _standard_input() if prompt == "-" else prompt
 
 
-def read_text(path: Path, flag: str) -> str:
-    """The text of a file. Raises UserError when it cannot be read or is not UTF-8."""
+def _ids(path: Path) -> list[int]:
+    ids = read_json(path, "--prompt-ids")
+    if not isinstance(ids, list) or not all(type(item) is int for item in ids):
+        raise UserError(f"--prompt-ids {path} must hold a JSON list of integers, like [1024, 258]")
+    return ids
+
+
+def _messages(path: Path) -> list[dict[str, Any]]:
+    """Checked here, because a list of numbers would be token ids, and null no prompt, to what reads prompts."""
+    messages = read_json(path, "--messages")
+    check_messages(messages)
+    return messages
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:
+        raise UserError("standard input is closed, so --prompt - has nothing to read; send it a text")
     try:
-        data = path.read_bytes()
+        data = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
     except OSError as error:
-        raise UserError(f"{flag} {path} cannot be read ({error.strerror}); check the path") from None
-    return _decoded(data, f"{flag} {path}")
-
-
-def _decoded(data: bytes, name: str) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); convert it first") from None
+        raise UserError(f"standard input cannot be read ({error.strerror}); send it a text") from None
+    check_size(data, "standard input", MOST_PROMPT_BYTES)
+    return decoded(data, "standard input")
 
 
 def read_json(path: Path, flag: str) -> Any:
@@ -61,20 +70,45 @@ def read_json(path: Path, flag: str) -> Any:
         raise UserError(f"{flag} {path} is not JSON ({error}); check the file") from None
 
 
-def read_prompts(model: Model, path: Path | None) -> list[list[int]]:
-    """Token ids of every prompt in a JSON list of texts, messages or id lists; by default the bundled ones.
+def prompts_of(path: Path | None) -> list[Prompt]:
+    """Every prompt of a JSON list of texts, messages or id lists; by default the bundled ones.
 
     Raises UserError for a file without such a list.
     """
     given = read_json(path or bundled("target").parent / "prompts.json", "--prompts")
     if not isinstance(given, list) or not given:
         raise UserError(f"--prompts {path} must hold a JSON list of texts or of lists of token ids")
-    return [prompt_ids(model, prompt) for prompt in given]
+    for number, prompt in enumerate(given):
+        _check_prompt(prompt, f"--prompts {path}: prompt {number}")
+    return given
 
 
-def numbers(text: str, flag: str, kind: Callable[[str], Number]) -> list[Number]:
-    """The numbers of a comma list. Raises UserError for anything else."""
+def encoded(model: Model, prompts: list[Prompt]) -> list[list[int]]:
+    """Token ids of every prompt."""
+    return [prompt_ids(model, prompt) for prompt in prompts]
+
+
+def read_prompts(model: Model, path: Path | None) -> list[list[int]]:
+    """Token ids of every prompt of a file, as `prompts_of` reads it."""
+    return encoded(model, prompts_of(path))
+
+
+def _check_prompt(prompt: Any, name: str) -> None:
+    if not isinstance(prompt, str | list) or not prompt:
+        raise UserError(f"{name} is {json.dumps(prompt)[:80]}, expected a text, a list of token ids or of messages")
+    if isinstance(prompt, list) and not all(type(item) is int for item in prompt):
+        check_messages(prompt)
+
+
+def numbers(
+    text: str, flag: str, kind: Callable[[str], Number], least: float = -math.inf, most: float = math.inf
+) -> list[Number]:
+    """The finite numbers of a comma list, each from `least` to `most`. Raises UserError for anything else."""
     try:
-        return [kind(part) for part in text.split(",")]
+        found = [kind(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"{flag} is {text!r}, but must be numbers with commas, like 8,16,32") from None
+    for number in found:
+        if not least <= number <= most or math.isinf(number):
+            raise UserError(f"{flag} holds {number}, but each number must be from {least:g} to {most:g}")
+    return found

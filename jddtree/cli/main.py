@@ -1,18 +1,14 @@
-"""The command line: parses before JAX is imported, and turns errors into one line and an exit code.
+"""The commands and their options: parses before JAX is imported. `jddtree.cli.entry` runs it."""
 
-Exit codes: 0 done, 1 something given cannot be used (`UserError`), 2 wrong usage, 130 Ctrl-C. A closed pipe ends the
-command silently, with 1.
-"""
-
-import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from jddtree.errors import UserError
+from jddtree.cli import interrupts
+from jddtree.cli.checks import check_options, output_file, output_folder
+from jddtree.cli.conflicts import check_eval, check_generate
+from jddtree.cli.guard import guarded as guarded
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -176,6 +172,7 @@ def generate(
 ) -> None:
     """See the help of the command."""
     settings = dict(locals())
+    check_options(settings, check_generate)
     from jddtree.cli.generate import run
 
     run(**settings)
@@ -230,6 +227,7 @@ def calibrate(
 ) -> None:
     """See the help of the command."""
     settings = dict(locals())
+    check_options(settings, output_file)
     from jddtree.cli.calibrate import run
 
     run(**settings)
@@ -305,6 +303,7 @@ def evaluate(
 ) -> int:
     """See the help of the command."""
     settings = dict(locals())
+    check_options(settings, check_eval, output_folder)
     from jddtree.cli.eval import run
 
     return run(**settings)
@@ -325,6 +324,7 @@ def bench_generate(
     output: Output = None,
 ) -> None:
     """See the help of the command."""
+    check_options(locals(), output_file)
     from jddtree.cli.bench import run_generate
 
     run_generate(target, draft, prompts, budgets, max_tokens, dtype, mesh, expert_layout, output)
@@ -353,6 +353,7 @@ def bench_kernels(
     output: Output = None,
 ) -> None:
     """See the help of the command."""
+    check_options(locals(), output_file)
     from jddtree.cli.bench_kernels import run
 
     run(world, tokens, context, heads, routing, kernels, check, peers, output)
@@ -394,6 +395,7 @@ def bench_step(
 ) -> int:
     """See the help of the command."""
     options = dict(locals())
+    check_options(options, output_file)
     from jddtree.cli.bench_step import run_step
 
     return run_step(options)
@@ -414,6 +416,7 @@ def bench_round(
 ) -> int:
     """See the help of the command."""
     options = dict(locals())
+    check_options(options, output_file)
     from jddtree.cli.bench_step import ROUND_STAGES, run_step
 
     return run_step({**options, "stages": ROUND_STAGES})
@@ -435,6 +438,7 @@ def bench_decode(
 ) -> int:
     """See the help of the command."""
     options = dict(locals())
+    check_options(options, output_file)
     from jddtree.cli.bench_step import run_decode
 
     return run_decode(options)
@@ -454,8 +458,10 @@ def bench_mesh(
     output: Annotated[Path | None, typer.Option(help="Also write the rows to this results file.")] = None,
 ) -> None:
     """See the help of the command."""
+    check_options(locals(), output_file)
     from jddtree.benchmarks.mesh import run
 
+    interrupts.keep()
     run(preset, mesh, parts, output)
 
 
@@ -476,6 +482,7 @@ def bench_speculation(
     output: Output = None,
 ) -> None:
     """See the help of the command."""
+    check_options(locals(), output_file)
     from jddtree.cli.speculation import run
 
     run(target, draft, prompts, budget, max_tokens, dtype, mesh, expert_layout, json_output, plot, output)
@@ -502,6 +509,7 @@ def bench_coupling(
 ) -> None:
     """See the help of the command."""
     settings = dict(locals())
+    check_options(settings, output_file)
     from jddtree.cli.bench_coupling import run
 
     run(**settings)
@@ -532,45 +540,7 @@ def bench_auto(
 ) -> None:
     """See the help of the command."""
     settings = dict(locals())
+    check_options(settings, output_file)
     from jddtree.cli.bench_auto import run
 
     run(**settings)
-
-
-def main() -> None:
-    """Run the command line and exit with its code."""
-    sys.exit(guarded(lambda: app(standalone_mode=False)))
-
-
-def tell_others(message: str) -> None:
-    """Pass a failure on to the other processes of this run, if JAX was started at all."""
-    if "jax" in sys.modules:
-        from jddtree.parallel.processes import fail
-
-        fail(message)
-
-
-def guarded(command: Callable[[], object]) -> int:
-    """Run a command and return the exit code that its end means; see the module."""
-    try:
-        result = command()
-        sys.stdout.flush()
-        return result if isinstance(result, int) else 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        tell_others(str(error))
-        return 1
-    except typer.Exit as end:
-        return end.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except BrokenPipeError:
-        # Python flushes stdout once more at exit; give it somewhere to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        # Usage errors of the parser, whose classes Typer keeps private, know how to show themselves.
-        if show := getattr(error, "show", None):
-            show()
-            return getattr(error, "exit_code", 2)
-        raise

@@ -1,9 +1,25 @@
-"""Progress bars on stderr: of bytes, and of things done."""
+"""Progress on stderr: bars of bytes and of things done, and a word before what takes long."""
 
+import sys
 import time
 from types import TracebackType
+from typing import Any
 
 from tqdm import tqdm
+
+from jddtree.limits import slowness
+
+
+def progress_bar(items: Any = None, *, silent: bool = False, **options: Any) -> tqdm:
+    """A bar of tqdm, which takes `items` and `options`; none where it is `silent` or there is no stderr."""
+    return tqdm(items, disable=silent or sys.stderr is None, **options)
+
+
+def say_slow(rows: int, silent: bool = False) -> None:
+    """Say that compiling for trees of so many rows takes long, where it does."""
+    word = slowness(rows)
+    if word is not None and not silent:
+        print(word, file=sys.stderr)
 
 
 class Bars:
@@ -23,7 +39,7 @@ class Bars:
         if self.bar is None or stage != self.stage:
             self.close()
             self.stage, name = stage, self.prefix + stage
-            self.bar = tqdm(desc=name, initial=done, total=total, unit="B", unit_scale=True, disable=self.silent)
+            self.bar = progress_bar(silent=self.silent, desc=name, initial=done, total=total, unit="B", unit_scale=True)
         self.bar.update(done - self.bar.n)
 
     def close(self) -> None:
@@ -51,7 +67,7 @@ class Counter:
         if self.bar is None or stage != self.stage:
             self.close()
             self.stage, self.begun, self.before = stage, time.perf_counter(), tokens or 0
-            self.bar = tqdm(desc=stage, initial=done, total=total, disable=self.silent)
+            self.bar = progress_bar(silent=self.silent, desc=stage, initial=done, total=total)
         if tokens is not None:
             speed = (tokens - self.before) / max(time.perf_counter() - self.begun, 1e-9)
             note = f"{speed:.1f} tokens/s{', ' if note else ''}{note}"

@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-from tqdm import tqdm
-
 from jddtree.benchmarks import results
-from jddtree.cli.inputs import read_prompts
-from jddtree.cli.progress import Bars
+from jddtree.cli.inputs import encoded, prompts_of
+from jddtree.cli.progress import Bars, progress_bar, say_slow
 from jddtree.evaluation import plots, speculation_report
 from jddtree.loading import load
 
@@ -28,12 +26,14 @@ def run(
     """Run `bench speculation` with the options of `jddtree.cli.main.bench_speculation`."""
     if plot is not None:
         plots.check()
+    asked = prompts_of(prompts)
+    say_slow(budget + 1, json_output)
     with Bars(json_output, "Loading ") as bar:
         model = load(target, draft, dtype=dtype, mesh=mesh, expert_layout=expert_layout, progress=bar.update)
-    ids = read_prompts(model, prompts)
+    ids = encoded(model, asked)
     runs = 1 + len(speculation_report.budgets(budget))
     total = runs * len(ids) * (max_tokens - 1)
-    with tqdm(total=max(total, 1), desc=f"Decoding {runs} times", unit=" tokens", disable=json_output) as bar:
+    with progress_bar(total=max(total, 1), desc=f"Decoding {runs} times", unit=" tokens", silent=json_output) as bar:
         report = speculation_report.measure(model, ids, budget, max_tokens, bar.update)
     if output is not None:
         results.write(output, speculation_report.flat(report))

@@ -26,6 +26,7 @@ from jddtree.decoding.requests import Request, check_request, controls_of
 from jddtree.decoding.rounds import Chunk, Program
 from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, Controls, State, initial_state
 from jddtree.errors import UserError
+from jddtree.limits import CHUNK, ROUNDS, ROWS, SEQUENCES
 from jddtree.models.parameters import Tree
 from jddtree.parallel.mesh import AXIS
 from pallas_kernels.versions import compiler_options
@@ -34,6 +35,7 @@ from pallas_kernels.versions import compiler_options
 STATE_SPECS = State(
     P(), P(None, None, None, AXIS), P(None, None, None, AXIS), P(), P(), P(), P(), Pace(P(), P(), P(), P())
 )
+LIMITS = {"rows": ROWS, "sequences": SEQUENCES, "rounds": ROUNDS, "chunk": CHUNK}
 
 
 class Dispatch(NamedTuple):
@@ -242,9 +244,8 @@ def check_program(program: Program) -> None:
         raise UserError(
             f"the capacity's widths are {capacity.widths}, but must rise from 1 to less than {capacity.rows}"
         )
-    for name in ("sequences", "rounds", "chunk"):
-        if (value := getattr(capacity, name)) < 1:
-            raise UserError(f"the capacity's {name} is {value}, but must be at least 1")
+    for name, limit in LIMITS.items():
+        limit.check(f"the capacity's {name}", getattr(capacity, name))
     if program.drafter is None:
         if capacity.rows != 1:
             raise UserError(f"capacity is {capacity.rows} rows without a drafter, but then it is 1; give --draft")

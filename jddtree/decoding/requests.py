@@ -109,8 +109,7 @@ def check_request(program: Program, request: Request) -> None:
         )
     if bad := [token for token in prompt if not 0 <= token < vocabulary]:
         raise UserError(f"the prompt holds token id {bad[0]}, but this target's ids are 0 to {vocabulary - 1}")
-    if not 1 <= request.max_tokens < 2**31:
-        raise UserError(f"--max-tokens is {request.max_tokens}, but must be 1 to {2**31 - 1}")
+    check_numbers(request)
     if request.method != "ar" and program.drafter is None:
         raise UserError(
             f"method {request.method!r} needs a drafter, but none was given; add --draft DIR or use --method ar"
@@ -120,6 +119,18 @@ def check_request(program: Program, request: Request) -> None:
             f"the budget is {request.budget} nodes, but the capacity of {capacity.rows} rows allows 0 to "
             f"{capacity.rows - 1}; lower --budget or raise --capacity"
         )
+    if request.top_k_cap is not None and not 1 <= request.top_k_cap <= capacity.candidates:
+        raise UserError(
+            f"--top-k-cap is {request.top_k_cap}, but must be 1 to the {capacity.candidates} compiled candidates"
+        )
+    if len(request.stop_ids) > STOP_IDS:
+        raise UserError(f"{len(request.stop_ids)} stop token ids were given, but at most {STOP_IDS} fit")
+
+
+def check_numbers(request: Request) -> None:
+    """Raise UserError for a number of a request that no program could take."""
+    if not 1 <= request.max_tokens < 2**31:
+        raise UserError(f"--max-tokens is {request.max_tokens}, but must be 1 to {2**31 - 1}")
     if not request.temperature >= 0 or not request.temperature < float("inf"):
         raise UserError(f"--temperature is {request.temperature}, but must be a number of at least 0")
     if not 0 < request.top_p <= 1:
@@ -128,9 +139,3 @@ def check_request(program: Program, request: Request) -> None:
         raise UserError(f"--tau is {request.tau}, but must be a number above 0")
     if not 0 <= request.seed < 2**32 or not 0 <= request.sequence < 2**32:
         raise UserError(f"--seed is {request.seed} (sequence {request.sequence}), but must be 0 to {2**32 - 1}")
-    if request.top_k_cap is not None and not 1 <= request.top_k_cap <= capacity.candidates:
-        raise UserError(
-            f"--top-k-cap is {request.top_k_cap}, but must be 1 to the {capacity.candidates} compiled candidates"
-        )
-    if len(request.stop_ids) > STOP_IDS:
-        raise UserError(f"{len(request.stop_ids)} stop token ids were given, but at most {STOP_IDS} fit")

@@ -49,11 +49,16 @@ def choose(
 
 
 def _nucleus(logits: jax.Array, top_p: jax.Array, vocabulary: Vocabulary) -> jax.Array:
-    """Keep the fewest most probable tokens that reach top_p; tokens as probable as the last one kept stay too"""
+    """Keep the fewest most probable tokens that reach top_p; tokens as probable as the last one kept stay too.
+
+    A top_p below the smallest normal number keeps the most probable ones: float32 arithmetic would take it for 0.
+    """
     probabilities = jnp.exp(logits - vocabulary.logsumexp(logits))
     descending = lax.sort(vocabulary.gather(probabilities), dimension=2)[..., ::-1]
-    before = jnp.cumsum(descending, axis=-1) - descending
-    last = jnp.where(before < top_p[:, None, None], descending, jnp.inf).min(-1, keepdims=True)
+    sums = jnp.cumsum(descending, axis=-1)
+    before = jnp.pad(sums, ((0, 0), (0, 0), (1, 0)))[..., :-1]
+    least = jnp.maximum(top_p, jnp.finfo(jnp.float32).tiny)
+    last = jnp.where(before < least[:, None, None], descending, jnp.inf).min(-1, keepdims=True)
     kept = (probabilities >= last) | (top_p >= 1)[:, None, None]  # rounded sums reach 1 before the tail does
     return jnp.where(kept, logits, -jnp.inf)
 

@@ -49,8 +49,6 @@ def read_golden(path: Path) -> list[Golden]:
         ]
         lengths = {len({len(g.tail), len(g.top1), len(g.ids), len(g.log_probs)}) for g in found}
         complete = lengths == {1} and all(g.prompt and g.tail for g in found)
-    except OSError as error:
-        raise UserError(f"--golden {path} cannot be read ({error.strerror}); check the path") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"--golden {path} has not the form of a golden file ({type(error).__name__}: {error})"

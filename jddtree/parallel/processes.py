@@ -13,6 +13,7 @@ import jax
 from jax._src import distributed  # the coordinator's key-value store has no public name
 
 from jddtree.errors import UserError
+from jddtree.streams import answer_stream
 
 FAILURE_KEY = "jddtree/failure"
 SHARED_KEY = "jddtree/shared/"
@@ -85,7 +86,7 @@ def _keep_native_output_off_stdout() -> None:
     """Gloo reports its connections on stdout, which belongs to the answer: send what is not Python's to stderr"""
     answer = os.dup(1)
     os.dup2(2, 1)
-    sys.stdout = os.fdopen(answer, "w", encoding="utf-8")
+    sys.stdout = answer_stream(answer, sys.stdout)
 
 
 def _watch() -> None:
