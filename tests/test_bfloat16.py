@@ -1,11 +1,11 @@
 """bfloat16 along the reference traces: as far from float32 as rounding takes it, in whatever order sums are made.
 
-The order of a float32 sum is the machine's. On a CPU with AMX, XLA multiplies bfloat16 by kernels that add 32 terms at a
-time, even and odd ones apart (TDPBF16PS); elsewhere it adds one term after another. Another order moves a sum by about
-1e-7 of its terms, which turns some roundings to bfloat16 the other way, and a few layers later every rounding error is
-another draw. So the errors of one run are a sample. Over 24 shuffled orders their 99th percentile was 0.085 to 0.126,
-and 11 to 19 of 1,266 tokens changed; our program with its weights in 10 other orders gave the same. No number of a
-single run, ours or the published one, is a limit for another run.
+The order of a float32 sum is the machine's. On a CPU with AMX, XLA multiplies bfloat16 by kernels that add 32 terms at
+a time, even and odd ones apart (TDPBF16PS); elsewhere it adds one term after another. Another order moves a sum by
+about 1e-7 of its terms, which turns some roundings to bfloat16 the other way, and a few layers later every rounding
+error is another draw. So the errors of one run are a sample. Over 24 shuffled orders their 99th percentile was 0.085
+to 0.126, and 11 to 19 of 1,266 tokens changed; our program with its weights in 10 other orders gave the same. No
+number of a single run, ours or the published one, is a limit for another run.
 
 The rule compares with a sample. `rounded` is a second implementation with the same roundings and with products in
 shuffled orders; RUNS of its runs give the mean and the deviation s of each figure. A program that rounds no more than
