@@ -24,6 +24,7 @@ if CACHE not in os.environ:  # else workers and the commands that tests start wo
     os.environ[CACHE] = tempfile.mkdtemp(prefix="jddtree-xla-")
     atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy: threads of two workers wait for one another, spinning
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

@@ -2,10 +2,10 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import COMPILE_FLAGS, ROOT, micro_drafter, micro_target
@@ -45,19 +45,27 @@ def error_of(capsys, *arguments):
     return code, lines[-1] if lines else ""
 
 
+def processor_seconds(code: str) -> tuple[float, str]:
+    """The least time on a processor that a fresh interpreter takes for some code, of three, and what it prints."""
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    return min(seconds), done.stdout
+
+
 def test_help_is_fast_and_does_not_import_jax():
-    """--help lists the commands in under half a second."""
-    code = (
+    """--help takes at most twice what a command of one option takes, on a machine of any speed and load."""
+    least, _ = processor_seconds("import typer; app = typer.Typer(); app.command()(lambda x=1: 0); app(['--help'])")
+    seconds, text = processor_seconds(
         "import sys; from jddtree.cli.main import app, guarded\n"
         "guarded(lambda: app(['generate', '--help'], standalone_mode=False)); print('jax' in sys.modules)"
     )
-    times = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-        times.append(time.perf_counter() - begun)
-    assert "--budget" in done.stdout and done.stdout.rstrip().endswith("False")
-    assert min(times) < 0.5
+    assert "--budget" in text and text.rstrip().endswith("False")
+
+    assert seconds < 2 * least, (seconds, least)
 
 
 def test_usage_errors_exit_with_2(command):
