@@ -10,7 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from converters.checkpoint import Array, Checkpoint, Progress, Report, differences, mismatch
-from converters.pieces import STORED, Block, Index, count_weights, layout, map_rows, memory_bytes, read_all, row_blocks
+from converters.pieces import (
+    STORED,
+    Block,
+    Index,
+    count_weights,
+    layout,
+    map_rows,
+    memory_bytes,
+    read_all,
+    row_blocks,
+)
 from jddtree.config import DrafterConfig
 from jddtree.errors import UserError
 from jddtree.models.parameters import drafter_parameters

@@ -14,8 +14,22 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from converters.checkpoint import Array, Checkpoint, Entry, Progress, Report, differences, mismatch, phrase
-from converters.packing import pack_down_scales, pack_down_words, pack_gate_up_scales, pack_gate_up_words
+from converters.checkpoint import (
+    Array,
+    Checkpoint,
+    Entry,
+    Progress,
+    Report,
+    differences,
+    mismatch,
+    phrase,
+)
+from converters.packing import (
+    pack_down_scales,
+    pack_down_words,
+    pack_gate_up_scales,
+    pack_gate_up_words,
+)
 from converters.pieces import (
     EXPERTS,
     STORED,

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jddtree.api import generate, stream
     from jddtree.decoding.engine import Engine, Request
-    from jddtree.decoding.generate import Piece, Result, Statistics, compile_engine
     from jddtree.decoding.state import Capacity
     from jddtree.errors import UserError
     from jddtree.loading import Model, load
+    from jddtree.serving.transcript import Piece, Result, Statistics, compile_engine
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -25,10 +25,10 @@ _HOMES = {
     "stream": "jddtree.api",
     "Engine": "jddtree.decoding.engine",
     "Request": "jddtree.decoding.engine",
-    "Piece": "jddtree.decoding.generate",
-    "Result": "jddtree.decoding.generate",
-    "Statistics": "jddtree.decoding.generate",
-    "compile_engine": "jddtree.decoding.generate",
+    "Piece": "jddtree.serving.transcript",
+    "Result": "jddtree.serving.transcript",
+    "Statistics": "jddtree.serving.transcript",
+    "compile_engine": "jddtree.serving.transcript",
     "Capacity": "jddtree.decoding.state",
     "UserError": "jddtree.errors",
     "Model": "jddtree.loading",

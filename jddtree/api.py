@@ -7,11 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jddtree.decoding import generate as generation
 from jddtree.decoding.engine import Engine, Request, check_program, check_request
-from jddtree.decoding.generate import Piece, Result, compile_engine, default_capacity, program_for
 from jddtree.errors import UserError
 from jddtree.loading import Model
+from jddtree.serving import transcript as generation
+from jddtree.serving.transcript import (
+    Piece,
+    Result,
+    compile_engine,
+    default_capacity,
+    program_for,
+)
 from jddtree.text.messages import check_messages
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]

@@ -22,7 +22,7 @@ from converters.dflash import DFlashReader
 from converters.kimi import KimiReader
 from converters.pieces import Reader, check_values
 from converters.placement import device_bytes, load_arrays, require_memory
-from converters.store import Store, is_store
+from converters.storage.store import Store, is_store
 from jddtree.config import DrafterConfig, TargetConfig, check_pair, drafter_config, target_config
 from jddtree.decoding.calibration import UNCALIBRATED, Calibration, read_calibration
 from jddtree.errors import UserError

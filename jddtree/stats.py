@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jddtree.config import DrafterConfig
-from jddtree.decoding.generate import Statistics
+from jddtree.serving.transcript import Statistics
 
 
 def lines(method: str, statistics: Statistics) -> str:

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from jddtree.decoding.engine import Engine
-from jddtree.decoding.generate import compile_engine
 from jddtree.decoding.state import Capacity
-from jddtree.evaluation.asking import Settings
 from jddtree.evaluation.likelihood import Scorer
-from jddtree.evaluation.task import Example, Score
+from jddtree.evaluation.prompting import Settings
+from jddtree.evaluation.tasks.definition import Example, Score
 from jddtree.loading import Model, load
+from jddtree.serving.transcript import compile_engine
 
 CONTEXT = 256
 NAMES = ["add", "is_empty", "close", "main", "get_name", "reset", "read_lines", "size"]

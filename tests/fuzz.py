@@ -23,19 +23,19 @@ from hostile_json import in_bytes, mutated
 from safetensors.numpy import save
 
 from converters.checkpoint import INDEX_NAME, Checkpoint
-from converters.convert import convert
-from converters.journal import Journal
-from converters.manifest import JOURNAL, MANIFEST
-from converters.plan import changes
-from converters.store import Store
+from converters.storage.convert import convert
+from converters.storage.journal import Journal
+from converters.storage.manifest import JOURNAL, MANIFEST
+from converters.storage.plan import changes
+from converters.storage.store import Store
 from converters.synthetic import write_checkpoint, write_drafter
-from jddtree.cli.inputs import read_json, read_prompt
 from jddtree.cli.inspect import inspect, render
 from jddtree.config import drafter_config, target_config
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
 from jddtree.errors import UserError
-from jddtree.evaluation.userfile import read_user_file
+from jddtree.evaluation.tasks.userfile import read_user_file
+from jddtree.inputs import read_json, read_prompt
 from jddtree.loading import bundled
 from jddtree.models.rope import inverse_frequencies
 from jddtree.text.chat import ChatTemplate

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from converters.dflash import load_drafter
 from converters.kimi import load_target
-from jddtree.benchmarks.step_clocks import compilations as compilations
+from jddtree.benchmarks.clocks.wall import compilations as compilations
 from jddtree.config import DrafterConfig, TargetConfig, drafter_config, target_config
 from jddtree.decoding import rounds
 from jddtree.decoding.engine import Engine, Request
@@ -22,8 +22,8 @@ from jddtree.decoding.sampling import Sampling
 from jddtree.decoding.state import Capacity, State
 from jddtree.models.parameters import Tree, nest
 from jddtree.models.target import Rows, Target
-from jddtree.parallel.vocabulary import Vocabulary
-from pallas_kernels.tree_attention import causal_words
+from jddtree.parallel.split_logits import Vocabulary
+from pallas_kernels.attention.api import causal_words
 
 REFERENCE_EPS = 1e-6  # of the q_a and kv_a norms in the reference arrays, as in transformers
 TOLERANCE = 2e-4  # absolute, float32 against the reference (shared golden README: safe when no router choice flips)

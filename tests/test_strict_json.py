@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from converters.checkpoint import INDEX_NAME, read_index
-from converters.manifest import FORMAT, MANIFEST, VERSION, read_manifest
+from converters.storage.manifest import FORMAT, MANIFEST, VERSION, read_manifest
 from jddtree import strict_json
-from jddtree.cli.inputs import read_prompt, read_prompts
 from jddtree.config import drafter_config, target_config
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
 from jddtree.errors import UserError
 from jddtree.evaluation.golden import read_golden
-from jddtree.evaluation.userfile import read_user_file
-from jddtree.text.vocabulary import read_special_tokens
+from jddtree.evaluation.tasks.userfile import read_user_file
+from jddtree.inputs import read_prompt, read_prompts
+from jddtree.text.token_files import read_special_tokens
 
 
 def nested(levels: int) -> str:

@@ -9,9 +9,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from jddtree.benchmarks import auto_budget, coupling, evaluation, generation, kernels_table, results, step_table
-from jddtree.evaluation import calibrating
-from pallas_kernels.launch import expert_launch
+from jddtree import results
+from jddtree.benchmarks import scores as evaluation
+from jddtree.benchmarks.decoding import auto_budget
+from jddtree.benchmarks.decoding import coupled_drafts as coupling
+from jddtree.benchmarks.decoding import methods as generation
+from jddtree.benchmarks.kernels import printing as kernels_table
+from jddtree.benchmarks.step.account import tables as step_table
+from jddtree.evaluation.speculation import calibrating
+from pallas_kernels.experts.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("README.md", "docs/economics.md", "docs/evaluation.md", "docs/kernels.md", "docs/performance.md")

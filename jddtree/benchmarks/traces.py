@@ -25,16 +25,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jddtree.benchmarks import results
-from jddtree.benchmarks.kernels_settings import check_output
-from jddtree.benchmarks.kernels_table import head, line
-from jddtree.benchmarks.results import Row
+from jddtree import results
+from jddtree.benchmarks.kernels.printing import head, line
+from jddtree.benchmarks.kernels.sizes import check_output
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.generate import compile_engine
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
 from jddtree.evaluation.likelihood import Scorer, TokenScores
 from jddtree.loading import Model, load
+from jddtree.results import Row
+from jddtree.serving.transcript import compile_engine
 
 REFERENCE_EPS = 1e-6  # of the norms after q_a and kv_a in the published implementation
 TOKENS = 96  # of a trace that no stop token ended

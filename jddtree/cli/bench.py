@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
-from jddtree.benchmarks import generation, results
+from jddtree import results
+from jddtree.benchmarks.decoding import methods as generation
 from jddtree.cli.generate import use_compile_cache
-from jddtree.cli.inputs import encoded, numbers, prompts_of
 from jddtree.cli.progress import Bars, progress_bar
+from jddtree.inputs import encoded, numbers, prompts_of
 from jddtree.limits import NODES
 from jddtree.loading import load
 

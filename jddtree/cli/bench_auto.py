@@ -3,14 +3,16 @@
 import json
 from pathlib import Path
 
+from jddtree import results
 from jddtree.api import prompt_ids
-from jddtree.benchmarks import auto_budget, results
-from jddtree.cli.inputs import encoded, numbers, prompts_of
+from jddtree.benchmarks.decoding import auto_budget
 from jddtree.cli.progress import Bars, progress_bar
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
-from jddtree.evaluation import economy_plots, plots
-from jddtree.evaluation.lines import StdlibLines
+from jddtree.evaluation.speculation import economy as economy_plots
+from jddtree.evaluation.speculation import plots
+from jddtree.evaluation.tasks.lines import StdlibLines
+from jddtree.inputs import encoded, numbers, prompts_of
 from jddtree.limits import NODES
 from jddtree.loading import Model, load
 

@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
-from jddtree.benchmarks import coupling, results
-from jddtree.cli.inputs import encoded, numbers, prompts_of
+from jddtree import results
+from jddtree.benchmarks.decoding import coupled_drafts as coupling
 from jddtree.cli.progress import Bars, progress_bar
 from jddtree.decoding.requests import Request, check_numbers
+from jddtree.inputs import encoded, numbers, prompts_of
 from jddtree.limits import NODES
 from jddtree.loading import load
 

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import jax
 
-from jddtree.benchmarks import kernels, kernels_peers, kernels_settings, results, timing
-from jddtree.benchmarks import kernels_table as table
-from jddtree.benchmarks.kernels_settings import Settings
-from jddtree.benchmarks.results import Row
+from jddtree import results
+from jddtree.benchmarks.clocks import cupti as timing
+from jddtree.benchmarks.kernels import peer_times as kernels_peers
+from jddtree.benchmarks.kernels import printing as table
+from jddtree.benchmarks.kernels import sizes as kernels_settings
+from jddtree.benchmarks.kernels import suite as kernels
+from jddtree.benchmarks.kernels.sizes import Settings
 from jddtree.cli import interrupts
 from jddtree.errors import UserError
+from jddtree.results import Row
 
 
 def run(

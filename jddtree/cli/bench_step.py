@@ -10,15 +10,15 @@ ROUND_STAGES = "verify,draft,build,walk,commit,round"
 
 def run_step(options: Mapping[str, Any]) -> int:
     """Run `jddtree.benchmarks.step` with the options of `jddtree.cli.main.bench_step`; returns the exit code."""
-    from jddtree.benchmarks import step
+    from jddtree.benchmarks.step import __main__ as step
 
     interrupts.keep()
     return step.main(_words(options))
 
 
 def run_decode(options: Mapping[str, Any]) -> int:
-    """Run `jddtree.benchmarks.decode` with the options of `jddtree.cli.main.bench_decode`; returns the exit code."""
-    from jddtree.benchmarks import decode
+    """Run `jddtree.benchmarks.decoding.dispatches` with the options of `jddtree.cli.main.bench_decode`; returns the exit code."""
+    from jddtree.benchmarks.decoding import dispatches as decode
 
     return decode.main(_words(options))
 

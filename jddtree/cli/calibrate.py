@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 
+from jddtree import results
 from jddtree.api import prompt_ids
-from jddtree.benchmarks import results
-from jddtree.cli.inputs import encoded, numbers, prompts_of
 from jddtree.cli.progress import Bars, say_slow
 from jddtree.decoding.calibration import FEATURES
-from jddtree.evaluation import calibrating, economy_plots, plots
-from jddtree.evaluation.lines import StdlibLines
+from jddtree.evaluation.speculation import calibrating, plots
+from jddtree.evaluation.speculation import economy as economy_plots
+from jddtree.evaluation.tasks.lines import StdlibLines
+from jddtree.inputs import encoded, numbers, prompts_of
 from jddtree.loading import Model, load
 
 BATCH = 12

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from converters.convert import Outcome, convert
-from converters.plan import PartPlan
+from converters.storage.convert import Outcome, convert
+from converters.storage.plan import PartPlan
 from jddtree.cli import interrupts
 from jddtree.cli.progress import Bars
 
@@ -26,7 +26,7 @@ def run(
 ) -> None:
     """Run the command with the options of `jddtree.cli.main.convert`.
 
-    Raises UserError as `converters.convert.convert`; after a dry run too when tensors are missing or not wanted.
+    Raises UserError as `converters.storage.convert.convert`; after a dry run too when tensors are missing or not wanted.
     """
     interrupts.keep()
     with Bars(quiet or json_output) as bar:

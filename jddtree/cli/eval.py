@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jddtree.benchmarks import results
-from jddtree.benchmarks.results import table
+from jddtree import results
 from jddtree.cli import interrupts
-from jddtree.cli.costs import cost_table
 from jddtree.cli.generate import budget_fields, use_compile_cache
 from jddtree.cli.progress import Bars, Counter, say_slow
 from jddtree.decoding.calibration import read_calibration
@@ -22,15 +20,19 @@ from jddtree.decoding.costs import read_costs
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.requests import check_numbers
 from jddtree.errors import UserError
-from jddtree.evaluation import losslessness, plots, runner, speculation_report
-from jddtree.evaluation.asking import Settings, fitting_requests
+from jddtree.evaluation import losslessness, runner
 from jddtree.evaluation.golden import Golden, check_golden, read_golden
 from jddtree.evaluation.likelihood import Scorer
 from jddtree.evaluation.perplexity import perplexity as perplexity_of
+from jddtree.evaluation.prompting import Settings, fitting_requests
 from jddtree.evaluation.samples import Row, replace_file
-from jddtree.evaluation.task import Task
+from jddtree.evaluation.speculation import plots
+from jddtree.evaluation.speculation import report as speculation_report
+from jddtree.evaluation.tasks.definition import Task
 from jddtree.loading import Model, load
 from jddtree.parallel.processes import finish, is_first, start
+from jddtree.results import table
+from jddtree.serving.cost_cache import cost_table
 from jddtree.text.stop_strings import StopStrings
 from jddtree.user_files import read_text
 
@@ -160,7 +162,7 @@ def _spoken_once() -> Iterator[None]:
 
 def _tasks(names: str, allow_code: bool) -> list[Task]:
     """The tasks of a comma list of names and files"""
-    from jddtree.evaluation.tasks import get_task
+    from jddtree.evaluation.tasks.registry import get_task
 
     return [get_task(name.strip(), allow_code=allow_code) for name in names.split(",")]
 

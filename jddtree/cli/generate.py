@@ -14,17 +14,17 @@ import jddtree
 from jddtree import stats
 from jddtree.api import prepare
 from jddtree.cli import interrupts
-from jddtree.cli.costs import cache_folder, cost_table
-from jddtree.cli.inputs import read_prompt
 from jddtree.cli.progress import Bars, say_slow
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.generate import Piece, Result, stream
 from jddtree.decoding.requests import check_numbers
 from jddtree.errors import UserError
+from jddtree.inputs import read_prompt
 from jddtree.loading import Model, load
 from jddtree.parallel.processes import finish, is_first, start
+from jddtree.serving.cost_cache import cache_folder, cost_table
+from jddtree.serving.transcript import Piece, Result, stream
 from jddtree.text.stop_strings import StopStrings
 
 AUTO_BUDGET = 32  # most nodes of --budget auto where --capacity does not say

@@ -459,7 +459,7 @@ def bench_mesh(
 ) -> None:
     """See the help of the command."""
     check_options(locals(), output_file)
-    from jddtree.benchmarks.mesh import run
+    from jddtree.benchmarks.mesh.__main__ import run
 
     interrupts.keep()
     run(preset, mesh, parts, output)

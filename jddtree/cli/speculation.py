@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
-from jddtree.benchmarks import results
-from jddtree.cli.inputs import encoded, prompts_of
+from jddtree import results
 from jddtree.cli.progress import Bars, progress_bar, say_slow
-from jddtree.evaluation import plots, speculation_report
+from jddtree.evaluation.speculation import plots
+from jddtree.evaluation.speculation import report as speculation_report
+from jddtree.inputs import encoded, prompts_of
 from jddtree.loading import load
 
 

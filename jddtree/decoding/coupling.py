@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jddtree.decoding.sampling import Sampling, noise
-from jddtree.parallel.vocabulary import Vocabulary
+from jddtree.parallel.split_logits import Vocabulary
 
 
 def default_tau(temperature: float) -> float:

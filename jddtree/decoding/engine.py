@@ -29,7 +29,7 @@ from jddtree.errors import UserError
 from jddtree.limits import CHUNK, ROUNDS, ROWS, SEQUENCES
 from jddtree.models.parameters import Tree
 from jddtree.parallel.mesh import AXIS
-from pallas_kernels.versions import compiler_options
+from pallas_kernels.common.versions import compiler_options
 
 # The drafter's cache is split by key heads, the latent cache is on every rank.
 STATE_SPECS = State(

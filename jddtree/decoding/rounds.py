@@ -31,7 +31,7 @@ from jddtree.decoding.walk import walk
 from jddtree.models import parameters
 from jddtree.models.drafter import Drafter
 from jddtree.models.target import Rows, Scored, Target
-from pallas_kernels.tree_attention import causal_words
+from pallas_kernels.attention.api import causal_words
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from jddtree.parallel.vocabulary import Vocabulary
+from jddtree.parallel.split_logits import Vocabulary
 
 
 class Sampling(NamedTuple):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jddtree.decoding.ranking import best
-from pallas_kernels.tree_attention_words import pack
+from pallas_kernels.attention.ancestor_bits import pack
 
 
 class Lattice(NamedTuple):

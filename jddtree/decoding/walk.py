@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jddtree.decoding.tree import Tree
-from pallas_kernels.tree_attention_words import pack
+from pallas_kernels.attention.ancestor_bits import pack
 
 
 def walk(tree: Tree, choices: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:

@@ -21,7 +21,7 @@ from jddtree.loading import Model
 from jddtree.models.parameters import Tree
 from jddtree.models.target import Rows, Target
 from jddtree.parallel.mesh import AXIS
-from pallas_kernels.tree_attention import causal_words
+from pallas_kernels.attention.api import causal_words
 
 CHUNK = 128
 

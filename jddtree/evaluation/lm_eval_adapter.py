@@ -13,13 +13,18 @@ from typing import Any
 
 from jddtree.api import prompt_ids
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.generate import compile_engine, default_capacity
 from jddtree.errors import UserError
 from jddtree.evaluation.likelihood import Scorer
 from jddtree.evaluation.perplexity import log_likelihood
-from jddtree.evaluation.scoring import after_thinking, before_stops, opens_thinking, thinks_to_the_end
-from jddtree.evaluation.slots import Answer, Job, answers
+from jddtree.evaluation.tasks.scoring import (
+    after_thinking,
+    before_stops,
+    opens_thinking,
+    thinks_to_the_end,
+)
 from jddtree.loading import Model
+from jddtree.serving.scheduler import Answer, Job, answers
+from jddtree.serving.transcript import compile_engine, default_capacity
 
 try:
     from lm_eval.api.model import LM

@@ -12,11 +12,11 @@ from typing import Any
 from jddtree.decoding.engine import Engine
 from jddtree.decoding.requests import METHODS
 from jddtree.errors import UserError
-from jddtree.evaluation.asking import Settings, compiled, examples, fitting_program, job
 from jddtree.evaluation.likelihood import Scorer
-from jddtree.evaluation.slots import Answer, Job, answers
-from jddtree.evaluation.task import Task
+from jddtree.evaluation.prompting import Settings, compiled, examples, fitting_program, job
+from jddtree.evaluation.tasks.definition import Task
 from jddtree.loading import Model
+from jddtree.serving.scheduler import Answer, Job, answers
 
 Progress = Callable[[str, int, int, int], None]
 """Called with a method, the prompts done and in all, and the tokens written."""

@@ -16,16 +16,30 @@ from pathlib import Path
 from typing import Any
 
 from jddtree.decoding.engine import Engine
-from jddtree.decoding.generate import Statistics
 from jddtree.decoding.rounds import Program
-from jddtree.evaluation.asking import Settings, compiled, examples, fitting_program, job_or_error
-from jddtree.evaluation.samples import Row, Samples, missing, replace_file, results_file, run_time, samples_file
-from jddtree.evaluation.scoring import thinks_to_the_end
-from jddtree.evaluation.slots import Answer, Job, answers
+from jddtree.evaluation.prompting import (
+    Settings,
+    compiled,
+    examples,
+    fitting_program,
+    job_or_error,
+)
+from jddtree.evaluation.samples import (
+    Row,
+    Samples,
+    missing,
+    replace_file,
+    results_file,
+    run_time,
+    samples_file,
+)
 from jddtree.evaluation.summary import results
-from jddtree.evaluation.task import Example, Score, Task
+from jddtree.evaluation.tasks.definition import Example, Score, Task
+from jddtree.evaluation.tasks.scoring import thinks_to_the_end
 from jddtree.loading import Model
 from jddtree.parallel.processes import from_first
+from jddtree.serving.scheduler import Answer, Job, answers
+from jddtree.serving.transcript import Statistics
 
 TODO = "evaluation/todo"
 UNFINISHED = "thinking did not end"

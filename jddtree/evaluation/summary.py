@@ -8,9 +8,9 @@ import math
 import time
 from collections.abc import Sequence
 
-from jddtree.benchmarks.results import record
 from jddtree.evaluation.samples import Row
-from jddtree.evaluation.task import Task
+from jddtree.evaluation.tasks.definition import Task
+from jddtree.results import record
 from jddtree.stats import economy
 
 

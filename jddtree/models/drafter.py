@@ -16,12 +16,12 @@ from jddtree.config import DrafterConfig
 from jddtree.models import rope
 from jddtree.models.layers import Weights, fitting_kernels, gated_mlp, meet, rms_norm
 from jddtree.models.parameters import Tree
-from pallas_kernels import wide
-from pallas_kernels.draft_attention import Block, draft_attention, takes_heads
-from pallas_kernels.draft_heads import draft_heads
-from pallas_kernels.residual_norm import residual_norm
-from pallas_kernels.selection import Place
-from pallas_kernels.stack_matmul import stack_matmul
+from pallas_kernels.attention.draft import Block, draft_attention, takes_heads
+from pallas_kernels.common import wide
+from pallas_kernels.common.selection import Place
+from pallas_kernels.layer.draft_heads import draft_heads
+from pallas_kernels.layer.residual_norm import residual_norm
+from pallas_kernels.layer.stack_matmul import stack_matmul
 
 
 class Stream(NamedTuple):

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jddtree.parallel.mesh import total
-from pallas_kernels import wide
-from pallas_kernels.gated_activation import gated_activation
-from pallas_kernels.head_projection import takes
-from pallas_kernels.residual_norm import RoutedRows, block_sum
-from pallas_kernels.residual_norm import rms_norm as plain_rms_norm
-from pallas_kernels.selection import Place
-from pallas_kernels.stack_matmul import stack_matmul
+from pallas_kernels.common import wide
+from pallas_kernels.common.selection import Place
+from pallas_kernels.layer.gated_activation import gated_activation
+from pallas_kernels.layer.head_projection import takes
+from pallas_kernels.layer.residual_norm import RoutedRows, block_sum
+from pallas_kernels.layer.residual_norm import rms_norm as plain_rms_norm
+from pallas_kernels.layer.stack_matmul import stack_matmul
 
 
 class Weights(nnx.Module):

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jddtree.config import TargetConfig
 from jddtree.models import rope
 from jddtree.models.layers import Weights
-from pallas_kernels.head_projection import absorbed_queries, head_values
-from pallas_kernels.latent_projection import latent_projection
-from pallas_kernels.selection import Place
-from pallas_kernels.stack_matmul import stack_matmul
-from pallas_kernels.tree_attention import query_words, tree_attention
+from pallas_kernels.attention.api import query_words, tree_attention
+from pallas_kernels.common.selection import Place
+from pallas_kernels.layer.head_projection import absorbed_queries, head_values
+from pallas_kernels.layer.latent_projection import latent_projection
+from pallas_kernels.layer.stack_matmul import stack_matmul
 
 
 class Rows(NamedTuple):

@@ -7,9 +7,9 @@ from jax import lax
 
 from jddtree.config import TargetConfig
 from jddtree.models.layers import Weights
-from pallas_kernels.expert_matmul import PackedExperts, expert_rows
-from pallas_kernels.residual_norm import RoutedRows
-from pallas_kernels.selection import Place
+from pallas_kernels.common.selection import Place
+from pallas_kernels.experts.api import PackedExperts, expert_rows
+from pallas_kernels.layer.residual_norm import RoutedRows
 
 
 class Experts(Weights):

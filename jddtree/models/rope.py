@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jddtree.config import Rope
-from pallas_kernels.latent_projection import rotate
+from pallas_kernels.layer.latent_projection import rotate
 
 __all__ = ["inverse_frequencies", "rotate", "tables"]
 

@@ -18,12 +18,12 @@ from jddtree.models.layers import Weights, contract, fitting_kernels, gated_mlp,
 from jddtree.models.mla import LatentAttention, Rows, View, view_of
 from jddtree.models.moe import Experts
 from jddtree.models.parameters import Tree
-from jddtree.parallel.vocabulary import Vocabulary
-from pallas_kernels.expert_choice import Router, expert_choice
-from pallas_kernels.residual_norm import RoutedRows, Taps, residual_norm
-from pallas_kernels.selection import Place, layer_kernels
-from pallas_kernels.stack_matmul import stack_matmul
-from pallas_kernels.tree_attention import TREE_TILE
+from jddtree.parallel.split_logits import Vocabulary
+from pallas_kernels.attention.api import TREE_TILE
+from pallas_kernels.common.selection import Place, layer_kernels
+from pallas_kernels.layer.expert_choice import Router, expert_choice
+from pallas_kernels.layer.residual_norm import RoutedRows, Taps, residual_norm
+from pallas_kernels.layer.stack_matmul import stack_matmul
 
 __all__ = ["DenseLayers", "MoELayers", "Rows", "Scored", "Target"]
 

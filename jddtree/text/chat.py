@@ -21,12 +21,12 @@ import jinja2
 
 from jddtree.errors import UserError
 from jddtree.text.messages import check_messages, check_tools
-from jddtree.text.origin import origin_of, written
-from jddtree.text.template_environment import TemplateEnvironment
-from jddtree.text.template_limits import MAX_SOURCE, TemplateLimit
+from jddtree.text.template.bounds import MAX_SOURCE, TemplateLimit
+from jddtree.text.template.environment import TemplateEnvironment
+from jddtree.text.template.origin import origin_of, written
+from jddtree.text.token_files import read_json
 from jddtree.text.tokenizer import Tokenizer
 from jddtree.text.tools import NotExpressible, sorted_by_key, tools_to_typescript
-from jddtree.text.vocabulary import read_json
 
 Message = dict[str, Any]
 ToolStyle = Literal["json", "typescript"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jddtree.errors import UserError
+from jddtree.text.token_files import read_json
 from jddtree.text.tokenizer import Tokenizer
-from jddtree.text.vocabulary import read_json
 
 KNOWN_ENDS = ("<|im_end|>", "[EOS]", "[EOT]")
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import tiktoken
 
 from jddtree.errors import UserError
-from jddtree.text.vocabulary import read_ranks, read_special_tokens
+from jddtree.text.token_files import read_ranks, read_special_tokens
 
 CHUNK_CHARACTERS = 400_000
 RUN_CHARACTERS = 25_000

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jddtree.benchmarks import results
-from jddtree.benchmarks.kernels_routing import routing
-from jddtree.benchmarks.kernels_settings import CONTEXTS, TOKENS, check_output, numbers
-from jddtree.benchmarks.kernels_table import head, line
+from jddtree import results
+from jddtree.benchmarks.kernels.printing import head, line
+from jddtree.benchmarks.kernels.roofline import k26_rank
+from jddtree.benchmarks.kernels.routings import routing
+from jddtree.benchmarks.kernels.sizes import CONTEXTS, TOKENS, check_output, numbers
 from jddtree.benchmarks.peers import library
-from jddtree.benchmarks.results import Row
-from jddtree.benchmarks.roofline import k26_rank
 from jddtree.errors import UserError
+from jddtree.results import Row
 
 WORLD = 8
 HEADS = (8, 64)
@@ -108,7 +108,7 @@ def _kernels(chosen: argparse.Namespace) -> Iterator[Row]:
     _check_pages(contexts)
 
     def rows() -> Iterator[Row]:
-        from jddtree.benchmarks.peers import kernels
+        from jddtree.benchmarks.peers import kernel_times as kernels
 
         yield from kernels.expert_rows(k26_rank(WORLD), tokens, routings)
         yield from kernels.attention_rows(tokens, contexts, heads)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from vllm.scalar_type import scalar_types
 
-from jddtree.benchmarks.roofline import GROUP, Sizes
+from jddtree.benchmarks.kernels.roofline import GROUP, Sizes
 
 TILE = 16  # input rows that share a row of packed words
 PER_WORD = 8

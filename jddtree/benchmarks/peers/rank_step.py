@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from jddtree.benchmarks.kernels_routing import Routing, touched
-from jddtree.benchmarks.kernels_rows import attempt
+from jddtree.benchmarks.kernels.failures import attempt
+from jddtree.benchmarks.kernels.roofline import k26_rank
+from jddtree.benchmarks.kernels.routings import Routing, touched
 from jddtree.benchmarks.peers import clock, flash_mla, marlin
-from jddtree.benchmarks.results import Row
-from jddtree.benchmarks.roofline import k26_rank
+from jddtree.results import Row
 
 PEER = "cuBLAS + Marlin + FlashMLA"
 SIZES = k26_rank(8)
