@@ -11,15 +11,18 @@ Names are imported when first used, so that `import jddtree` does not start JAX.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jddtree.version import VERSION
+
 if TYPE_CHECKING:
     from jddtree.api import generate, stream
     from jddtree.decoding.engine import Engine, Request
     from jddtree.decoding.state import Capacity
     from jddtree.errors import UserError
     from jddtree.loading import Model, load
-    from jddtree.serving.transcript import Piece, Result, Statistics, compile_engine
+    from jddtree.serving.engines import compile_engine
+    from jddtree.serving.transcript import Piece, Result, Statistics
 
-__version__ = "0.1.0"
+__version__ = VERSION
 _HOMES = {
     "generate": "jddtree.api",
     "stream": "jddtree.api",
@@ -28,7 +31,7 @@ _HOMES = {
     "Piece": "jddtree.serving.transcript",
     "Result": "jddtree.serving.transcript",
     "Statistics": "jddtree.serving.transcript",
-    "compile_engine": "jddtree.serving.transcript",
+    "compile_engine": "jddtree.serving.engines",
     "Capacity": "jddtree.decoding.state",
     "UserError": "jddtree.errors",
     "Model": "jddtree.loading",

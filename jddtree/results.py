@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 
-import jddtree
 from jddtree.errors import UserError
+from jddtree.version import VERSION
 
 Row = dict[str, Any]
 Versions = dict[str, str]
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 MEASURED = (".", ":(exclude)docs")  # of the checkout: what a measurement may depend on
 
 
@@ -29,7 +29,7 @@ def record(rows: list[Row], card_name: str | None = None, versions: Versions | N
 
     card_name and versions: of a process that measures without JAX; by default the device and version of JAX's.
     """
-    shared = {"jddtree": jddtree.__version__, "python": platform.python_version()}
+    shared = {"jddtree": VERSION, "python": platform.python_version()}
     return {
         "command": command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

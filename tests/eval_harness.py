@@ -9,7 +9,7 @@ from jddtree.evaluation.likelihood import Scorer
 from jddtree.evaluation.prompting import Settings
 from jddtree.evaluation.tasks.definition import Example, Score
 from jddtree.loading import Model, load
-from jddtree.serving.transcript import compile_engine
+from jddtree.serving.engines import compile_engine
 
 CONTEXT = 256
 NAMES = ["add", "is_empty", "close", "main", "get_name", "reset", "read_lines", "size"]

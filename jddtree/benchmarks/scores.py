@@ -28,7 +28,7 @@ from jddtree.evaluation.tasks.lines import heldout_text
 from jddtree.evaluation.tasks.registry import get_task, task_names
 from jddtree.loading import Model, load
 from jddtree.results import Row
-from jddtree.serving.transcript import compile_engine, default_capacity
+from jddtree.serving.engines import compile_engine, default_capacity
 
 MODULE = "jddtree.benchmarks.scores"
 FEW, ALL, COMPARED = 20, 100, 50

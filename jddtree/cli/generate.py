@@ -24,7 +24,8 @@ from jddtree.inputs import read_prompt
 from jddtree.loading import Model, load
 from jddtree.parallel.processes import finish, is_first, start
 from jddtree.serving.cost_cache import cache_folder, cost_table
-from jddtree.serving.transcript import Piece, Result, stream
+from jddtree.serving.generation import stream
+from jddtree.serving.transcript import Piece, Result
 from jddtree.text.stop_strings import StopStrings
 
 AUTO_BUDGET = 32  # most nodes of --budget auto where --capacity does not say

@@ -5,7 +5,7 @@ budgets, methods, sampling and stop positions are data. Token ids in, token ids 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +48,14 @@ class Dispatch(NamedTuple):
     nodes: list[list[int]]
     plans: list[list[tuple[float, float]]]
     finish: list[str | None]
+
+    def parts(self) -> Iterator[tuple[list[list[int]], list[int], list[tuple[float, float]], str | None]]:
+        """Tokens, nodes, plans and finish of each sequence."""
+        return zip(self.tokens, self.nodes, self.plans, self.finish, strict=True)
+
+    def ids(self, sequence: int = 0) -> list[int]:
+        """All ids that a sequence emitted."""
+        return [token for emitted in self.tokens[sequence] for token in emitted]
 
 
 @dataclass
@@ -132,12 +140,23 @@ class Engine:
         """Without a drafter there is nothing of its caches to split"""
         return STATE_SPECS if self.program.drafter else STATE_SPECS._replace(keys=P(), values=P())
 
-    def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
-        """Prefill one request per sequence (None leaves it idle) into a new state.
+    def decode(self, requests: Sequence[Request | None]) -> Iterator[Dispatch]:
+        """Prefill one request per sequence into a new state and run them to their ends, a dispatch at a time.
 
-        Returns the state, the controls, the first token of each sequence as a list of at most one id, and finish
-        reasons. Raises UserError for a request that does not fit the compiled capacity.
+        The first dispatch is the prefill: the first id of each sequence, and no round. None leaves a sequence idle.
+        Raises UserError for a request that does not fit the compiled capacity.
         """
+        state, controls, first, finish = self.start(requests)
+        nothing: list[list] = [[] for _ in requests]
+        dispatch = Dispatch([[ids] if ids else [] for ids in first], nothing, nothing, finish)
+        yield dispatch
+        asked = [request is not None for request in requests]
+        while any(wanted and reason is None for wanted, reason in zip(asked, dispatch.finish, strict=True)):
+            state, dispatch = self.run(state, controls)
+            yield dispatch
+
+    def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
+        """Prefill one request per sequence (None leaves it idle) into a new state; returns what `admit` does."""
         return self.admit(self._new_state(), requests)
 
     def admit(
@@ -145,18 +164,20 @@ class Engine:
     ) -> tuple[State, Controls, list[list[int]], list[str | None]]:
         """Prefill requests into the given sequences of a state; those with None keep running (their controls must be
         given).
+
+        Returns the state, the controls, the first token of each new sequence as a list of at most one id, and finish
+        reasons. Raises UserError for a request that does not fit the compiled capacity, and for one that chooses
+        its node counts (`auto`) while nobody has said what rounds cost.
         """
         for request in requests:
             if request is not None:
                 check_request(self.program, request)
+                self._check_costs(request)
         fresh = np.array([request is not None for request in requests])
         new = self.controls(requests)
         if controls is not None:
             new = _merged(fresh, controls, new)
-        state = state._replace(
-            length=_where(fresh, 0, state.length),
-            finish=_where(fresh, IDLE, state.finish),
-        )
+        state = state._replace(length=_where(fresh, 0, state.length), finish=_where(fresh, IDLE, state.finish))
         result = None
         for chunk in self._chunks(requests):
             state, result = self._prefill(self.weights, state, new, chunk)
@@ -164,6 +185,18 @@ class Engine:
         self._check_finite(finish)
         first = [[int(root)] if request is not None else [] for root, request in zip(roots, requests, strict=True)]
         return state, new, first, [FINISH_REASONS.get(int(code)) for code in finish]
+
+    def release(self, state: State, sequences: Collection[int]) -> State:
+        """The state with some sequences idle; whatever they were writing ends."""
+        idle = np.isin(np.arange(self.program.capacity.sequences), list(sequences))
+        return state._replace(finish=_where(idle, IDLE, state.finish))
+
+    def _check_costs(self, request: Request) -> None:
+        if request.auto and request.method == "ddtree" and self.costs is UNKNOWN:
+            raise UserError(
+                "the budget is auto, but what rounds cost is not known; set Engine.costs (jddtree.prepare and "
+                "jddtree.generate measure it), or give a number of nodes"
+            )
 
     def _chunks(self, requests: Sequence[Request | None]) -> Iterator[Chunk]:
         size = self.program.capacity.chunk
@@ -262,3 +295,11 @@ def check_program(program: Program) -> None:
         raise UserError(
             f"--max-context is {capacity.context} tokens, but this target takes 2 to {target.max_position_embeddings}"
         )
+
+
+def timed(dispatches: Iterator[Dispatch]) -> Iterator[tuple[float, Dispatch]]:
+    """Each dispatch with the seconds that waiting for it took."""
+    begun = time.perf_counter()
+    for dispatch in dispatches:
+        yield time.perf_counter() - begun, dispatch
+        begun = time.perf_counter()

@@ -23,8 +23,8 @@ from jddtree.evaluation.tasks.scoring import (
     thinks_to_the_end,
 )
 from jddtree.loading import Model
+from jddtree.serving.engines import compile_engine, default_capacity
 from jddtree.serving.scheduler import Answer, Job, answers
-from jddtree.serving.transcript import compile_engine, default_capacity
 
 try:
     from lm_eval.api.model import LM

@@ -14,8 +14,8 @@ from jddtree.errors import UserError
 from jddtree.evaluation.tasks.definition import Example, Task
 from jddtree.evaluation.tasks.scoring import opens_thinking
 from jddtree.loading import Model
+from jddtree.serving.engines import compile_engine, default_capacity, program_for
 from jddtree.serving.scheduler import Job
-from jddtree.serving.transcript import compile_engine, default_capacity, program_for
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ from jddtree.evaluation.tasks.definition import Example, Score, Task
 from jddtree.evaluation.tasks.scoring import thinks_to_the_end
 from jddtree.loading import Model
 from jddtree.parallel.processes import from_first
-from jddtree.serving.scheduler import Answer, Job, answers
-from jddtree.serving.transcript import Statistics
+from jddtree.serving.scheduler import Answer, Job, answers, refused
 
 TODO = "evaluation/todo"
 UNFINISHED = "thinking did not end"
@@ -133,7 +132,7 @@ def _ask(
 ) -> None:
     """Answer, score and write what has no row yet"""
     todo = [(index, jobs[index]) for index in missing(samples, len(jobs))]
-    failed = [Answer(index, "", [], "error", Statistics(0), error=job) for index, job in todo if isinstance(job, str)]
+    failed = [refused(index, (), job) for index, job in todo if isinstance(job, str)]
     prompts = {job.index: job for _, job in todo if isinstance(job, Job)}
     if progress is not None:
         progress(task.name, len(samples.rows), len(jobs), list(samples.rows.values()))

@@ -1,4 +1,4 @@
-"""The cost table that `--budget auto` goes by: from a file, from the cache, or measured now and cached."""
+"""The cost table that a budget of "auto" goes by: from the user's cache, or measured now and cached."""
 
 import hashlib
 import json
@@ -16,14 +16,12 @@ from jddtree.results import card
 from jddtree.serving.cost_measurement import context_bucket, measure
 
 
-def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, given: CostTable | None, cached: bool) -> CostTable:
-    """The table for texts of about `tokens` tokens that start with `prompt`.
+def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, cached: bool) -> CostTable:
+    """The table for texts of about `tokens` tokens that start with `prompt`, measured on this machine.
 
-    given: the user's own, which is taken as it is; cached: keep what is measured beside the compiled programs, per
-    card, model, mesh and compiled shapes. Every process of a run gets the table of the first.
+    cached: keep what is measured beside the compiled programs, per card, model, mesh and compiled shapes. Every process
+    of a run gets the table of the first.
     """
-    if given is not None:
-        return given
     bucket = context_bucket(tokens, engine.program.capacity.context)
     path = cache_folder() / "costs" / f"{_key(engine, bucket)}.json"
     known = from_first("cost-cache", _read(path) if cached else "")

@@ -4,7 +4,9 @@ import pytest
 
 import jddtree
 from jddtree.api import prepare, prompt_ids
-from jddtree.serving.transcript import Statistics, Transcript, default_capacity, generate_batch
+from jddtree.serving.engines import default_capacity
+from jddtree.serving.generation import generate_batch
+from jddtree.serving.transcript import Statistics, Transcript
 from jddtree.stats import lines
 
 

@@ -29,8 +29,9 @@ from jddtree.evaluation.summary import score
 from jddtree.evaluation.tasks.definition import Example, Score
 from jddtree.evaluation.tasks.mathematics import GSM8K
 from jddtree.evaluation.tasks.userfile import UserFile
+from jddtree.serving.generation import generate_batch
 from jddtree.serving.scheduler import Answer, Job, answers
-from jddtree.serving.transcript import Statistics, generate_batch
+from jddtree.serving.transcript import Statistics
 
 TIMES = ("date", "total_evaluation_time_seconds", "command", "economy", "seconds", "decode_seconds")
 

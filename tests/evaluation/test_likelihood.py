@@ -17,7 +17,7 @@ from jddtree.evaluation.golden import check_golden, read_golden
 from jddtree.evaluation.likelihood import Scorer
 from jddtree.evaluation.perplexity import perplexity, windows
 from jddtree.models.target import Rows, Target
-from jddtree.serving.transcript import generate_batch
+from jddtree.serving.generation import generate_batch
 from pallas_kernels.attention.api import causal_words
 
 TEXT = '    def size(self):\n        """Return the size of the file."""\n        return self._size\n\n' * 8

@@ -21,10 +21,6 @@ def test_short_prompt_with_interpreted_kernels(pair, method, budget):
     )
     capacity = Capacity(rows=8, candidates=7, context=128, rounds=8, chunk=16)
     engine = Engine(Program(pair.target, pair.drafter, capacity, "pallas"), pair.weights, jnp.dtype("float32"))
-    state, controls, first, finish = engine.start([Request(case["prompt"]["ids"], NEW_TOKENS, method, budget)])
-    ids = list(first[0])
-    while finish[0] is None:
-        state, dispatch = engine.run(state, controls)
-        ids += [token for tokens in dispatch.tokens[0] for token in tokens]
-        finish = dispatch.finish
+    dispatches = engine.decode([Request(case["prompt"]["ids"], NEW_TOKENS, method, budget)])
+    ids = [token for dispatch in dispatches for token in dispatch.ids()]
     assert ids == case["tokens"][:NEW_TOKENS]

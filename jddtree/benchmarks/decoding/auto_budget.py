@@ -18,8 +18,9 @@ from jddtree.decoding.engine import Request
 from jddtree.loading import Model
 from jddtree.results import Row
 from jddtree.serving.cost_measurement import context_bucket, measure
+from jddtree.serving.engines import compile_engine, default_capacity
+from jddtree.serving.generation import generate_batch
 from jddtree.serving.scheduler import Job, answers
-from jddtree.serving.transcript import compile_engine, default_capacity, generate_batch
 
 COLUMNS = {
     "temperature": ".1f", "curve": "", "best_fixed": "", "best_tokens_per_s": ".1f", "auto_tokens_per_s": ".1f",

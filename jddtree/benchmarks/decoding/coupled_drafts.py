@@ -13,7 +13,8 @@ from jddtree.benchmarks.decoding.methods import methods
 from jddtree.decoding.engine import Engine, Request
 from jddtree.loading import Model
 from jddtree.results import Row
-from jddtree.serving.transcript import compile_engine, default_capacity, generate_batch
+from jddtree.serving.engines import compile_engine, default_capacity
+from jddtree.serving.generation import generate_batch
 
 COLUMNS = {
     "temperature": ".1f", "method": "", "budget": "d", "length_off": ".3f", "length_on": ".3f", "gain": ".3f",

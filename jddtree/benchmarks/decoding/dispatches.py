@@ -13,7 +13,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -32,7 +31,7 @@ from jddtree.benchmarks.kernels.sizes import check_output, numbers
 from jddtree.benchmarks.step.rank.presets import bundled
 from jddtree.config import drafter_config, target_config
 from jddtree.decoding.calibration import read_calibration
-from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.engine import Engine, Request, timed
 from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
@@ -145,20 +144,17 @@ def _decode(engine: Engine, requests: Sequence[Request]) -> Decoded:
     emitted: list[int] = []
     plans: list[tuple[float, float]] = []
     for request in requests:
-        state, controls, (first,), (finish,) = engine.start([request])
-        ids = list(first)
-        while finish is None:
-            begun = time.perf_counter()
-            state, dispatch = engine.run(state, controls)
-            took = time.perf_counter() - begun
-            rounds, (finish,) = dispatch.tokens[0], dispatch.finish
+        dispatches = engine.decode([request])
+        ids = next(dispatches).ids()
+        for took, dispatch in timed(dispatches):
+            rounds = dispatch.tokens[0]
             spent += took
             nodes += dispatch.nodes[0]
             plans += dispatch.plans[0]
             emitted += map(len, rounds)
             if len(rounds) == engine.program.capacity.rounds:
                 seconds.append(took)
-            ids += [token for one in rounds for token in one]
+            ids += dispatch.ids()
         tokens.append(ids)
     found = economy(nodes, emitted, [tokens for tokens, _ in plans], [seconds for _, seconds in plans], spent)
     return Decoded(tokens, len(emitted), seconds, spent, found)

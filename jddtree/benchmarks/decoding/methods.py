@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from jddtree.decoding.engine import Request
 from jddtree.loading import Model
 from jddtree.results import Row
-from jddtree.serving.transcript import Result, compile_engine, default_capacity, generate_batch
+from jddtree.serving.engines import compile_engine, default_capacity
+from jddtree.serving.generation import generate_batch
+from jddtree.serving.transcript import Result
 
 COLUMNS = {
     "method": "", "budget": "d", "rounds": "d", "acceptance_length": ".2f", "kept_percent": ".1f",

@@ -156,9 +156,5 @@ def _engine(case: Case, tokens: int) -> Engine:
 def decode(engine: Engine, tokens: int) -> list[int]:
     """Greedy token ids after a random prompt."""
     prompt = random_ids(PROMPT, engine.program.target.vocab_size, 0).tolist()
-    state, controls, first, finish = engine.start([Request(prompt, tokens, "ar")])
-    ids = list(first[0])
-    while finish[0] is None:
-        state, dispatch = engine.run(state, controls)
-        ids, finish = ids + [token for emitted in dispatch.tokens[0] for token in emitted], dispatch.finish
-    return ids
+    dispatches = engine.decode([Request(prompt, tokens, "ar")])
+    return [token for dispatch in dispatches for token in dispatch.ids()]

@@ -16,7 +16,7 @@ from jddtree.errors import UserError
 from jddtree.evaluation.speculation.recording import Recorder, Round, record
 from jddtree.loading import Model
 from jddtree.results import Row
-from jddtree.serving.transcript import default_capacity, program_for
+from jddtree.serving.engines import default_capacity, program_for
 
 RIDGE, STEPS, SETTLED = 1.0, 60, 1e-8
 HELD_OUT = 4  # one prompt in so many

@@ -5,19 +5,18 @@ docs/speculation.md for what each number means.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jddtree import results
-from jddtree.decoding.engine import Engine, Request, check_program, check_request
+from jddtree.decoding.engine import Engine, Request, check_program, check_request, timed
 from jddtree.errors import UserError
 from jddtree.evaluation.speculation import measures as speculation
 from jddtree.evaluation.speculation.recording import Recorder, Recording, record
 from jddtree.loading import Model
 from jddtree.results import Row
-from jddtree.serving.transcript import default_capacity, program_for
+from jddtree.serving.engines import default_capacity, program_for
 
 Report = dict[str, list[Row]]
 Progress = Callable[[int], Any]
@@ -160,17 +159,14 @@ def decode(engine: Engine, requests: Sequence[Request], progress: Progress | Non
     rounds = 0
     idle = [None] * (engine.program.capacity.sequences - 1)
     for request in requests:
-        state, controls, first, finish = engine.start([request, *idle])
-        tokens = list(first[0])
-        while finish[0] is None:
-            begun = time.perf_counter()
-            state, dispatch = engine.run(state, controls)
-            times.append((time.perf_counter() - begun) / max(len(dispatch.tokens[0]), 1))
-            finish, rounds = dispatch.finish, rounds + len(dispatch.tokens[0])
-            new = [token for emitted in dispatch.tokens[0] for token in emitted]
-            tokens += new
+        dispatches = engine.decode([request, *idle])
+        tokens = next(dispatches).ids()
+        for seconds, dispatch in timed(dispatches):
+            times.append(seconds / max(len(dispatch.tokens[0]), 1))
+            rounds += len(dispatch.tokens[0])
+            tokens += dispatch.ids()
             if progress is not None:
-                progress(len(new))
+                progress(len(dispatch.ids()))
         texts.append(tokens)
     return Decoded(texts, rounds, statistics.median(times) if times else 0.0)
 
