@@ -34,7 +34,7 @@ from jddtree.errors import UserError
 from jddtree.evaluation.likelihood import Scorer, TokenScores
 from jddtree.loading import Model, load
 from jddtree.results import Row
-from jddtree.serving.transcript import compile_engine
+from jddtree.serving.engines import compile_engine
 
 REFERENCE_EPS = 1e-6  # of the norms after q_a and kv_a in the published implementation
 TOKENS = 96  # of a trace that no stop token ended

@@ -53,4 +53,4 @@ def generate_batch(model: Model, engine: Engine, requests: Sequence[Request], st
 def open_transcript(model: Model, engine: Engine, request: Request, stop: Sequence[str]) -> Transcript:
     """The empty text of a request. stop: strings that end it. Raises UserError for an unusable one."""
     statistics = Statistics(len(request.prompt), compile_s=engine.compile_seconds)
-    return Transcript(model.tokenizer, model.stop_ids, stop, statistics)
+    return Transcript(model, stop, statistics)

@@ -18,7 +18,7 @@ from jddtree.decoding.state import Controls, State
 from jddtree.errors import UserError
 from jddtree.loading import Model
 from jddtree.serving.generation import open_transcript
-from jddtree.serving.transcript import Piece, Result, Statistics, Transcript, joined
+from jddtree.serving.transcript import Piece, Statistics, Transcript, joined
 
 
 class Event(NamedTuple):
@@ -41,13 +41,18 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Answer(Result):
-    """What was written for a job; finish_reason "error" when the request cannot be run, with `error` saying why.
+class Answer:
+    """What was written for a job. text: without stop token or stop string; token_ids: with the stop token.
 
+    finish_reason: "stop", "length", "context", or "error" when the request cannot be run, with `error` saying why.
     seconds: from its admission to its end, other sequences' work included.
     """
 
-    index: int = 0
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    statistics: Statistics
     seconds: float = 0.0
     error: str = ""
 
@@ -203,10 +208,13 @@ def answers(model: Model, engine: Engine, jobs: Sequence[Job]) -> Iterator[Answe
 
 def refused(index: int, prompt: Sequence[int], reason: str) -> Answer:
     """The answer to a job that cannot be run."""
-    return Answer("", [], list(prompt), "error", Statistics(len(prompt)), index, error=reason)
+    return Answer(index, "", [], "error", Statistics(len(prompt)), error=reason)
 
 
 def _answer(done: _Open) -> Answer:
     assert done.begun is not None  # it was admitted
     result = joined(done.job.request.prompt, done.pieces)
-    return Answer(**vars(result), index=done.job.index, seconds=time.perf_counter() - done.begun)
+    seconds = time.perf_counter() - done.begun
+    return Answer(
+        done.job.index, result.text, result.token_ids, result.finish_reason, result.statistics, seconds
+    )

@@ -6,9 +6,9 @@ Contract: the pieces of a `Transcript` joined are its `Result`, which is built b
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from jddtree.loading import Model
 from jddtree.text.detokenizer import Detokenizer
 from jddtree.text.stop_strings import StopStrings
-from jddtree.text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -84,13 +84,10 @@ def joined(prompt: Sequence[int], pieces: Iterable[Piece], finish_reason: str | 
 
 
 class Transcript:
-    """Turns rounds of ids into text; a stop string may end it before the engine does.
+    """Turns rounds of ids into text; a stop string may end it before the engine does."""
 
-    stop_ids: ids that end a text without being shown. stop: strings that end it.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int], stop: Sequence[str], statistics: Statistics):
-        self.detokenizer = Detokenizer(tokenizer, frozenset(stop_ids))
+    def __init__(self, model: Model, stop: Sequence[str], statistics: Statistics):
+        self.detokenizer = Detokenizer(model.tokenizer, frozenset(model.stop_ids))
         self.stops = StopStrings(stop)
         self.statistics = statistics
         self.ended = False
