@@ -88,7 +88,7 @@ def prepare(
         engine.calibration = calibration
     if table is not None:
         engine.costs = table
-    elif asked.auto and asked.method == "ddtree" and engine.costs is UNKNOWN:
+    elif asked.auto and asked.method == "tree" and engine.costs is UNKNOWN:
         engine.costs = cost_table(engine, asked.prompt, len(asked.prompt) + asked.max_tokens // 2, keep_costs)
     return engine, asked
 
@@ -114,7 +114,8 @@ def _request(
         raise UserError(f"unknown option for a request: {error}") from None
     if request.method != "ar" and model.drafter is None:
         raise UserError(
-            f"method {request.method!r} needs a drafter, but none is loaded; give --draft DIR or --method ar"
+            f"method {request.method!r} needs a drafter, but none is loaded; "
+            "give --draft DIR, --draft ngram or --method ar"
         )
     return request
 

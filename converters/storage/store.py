@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from converters.checkpoint import Array, Progress, Report
+from converters.drafters import format_of, read_config
 from converters.pieces import (
     Index,
     Table,
@@ -42,9 +43,9 @@ from converters.storage.manifest import (
     part_files,
     read_manifest,
 )
-from jddtree.config import drafter_config, target_config
+from jddtree.config import target_config
 from jddtree.errors import UserError
-from jddtree.models.parameters import drafter_parameters, target_parameters
+from jddtree.models.parameters import target_parameters
 
 READ_BYTES = 8 << 20
 LISTED = 4  # file names in one error
@@ -83,7 +84,7 @@ class Store:
         if part == "target":
             table = target_parameters(target_config(folder))
         else:
-            table = drafter_parameters(drafter_config(folder))
+            table = format_of(config := read_config(folder)).parameters(config)
         found = {path: shape for path, (shape, _) in self.parts[part].parameters.items()}
         if found != {path: entry.shape for path, entry in table.items()}:
             raise UserError(f"{folder / 'config.json'} describes another model than {MANIFEST}; convert again")

@@ -1,6 +1,7 @@
 """Tables of the documentation, made from the results files: `python -m jddtree.benchmarks.readme` writes them in.
 
-A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`.
+A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`. A method that a file has by an alias is
+shown by its name.
 """
 
 import json
@@ -14,13 +15,22 @@ from jddtree.benchmarks import scores as evaluation
 from jddtree.benchmarks.decoding import auto_budget
 from jddtree.benchmarks.decoding import coupled_drafts as coupling
 from jddtree.benchmarks.decoding import methods as generation
+from jddtree.benchmarks.decoding import prompt_lookup as ngram
 from jddtree.benchmarks.kernels import printing as kernels_table
 from jddtree.benchmarks.step.account import tables as step_table
+from jddtree.decoding.requests import method_of
 from jddtree.evaluation.speculation import calibrating
 from pallas_kernels.experts.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/economics.md", "docs/evaluation.md", "docs/kernels.md", "docs/performance.md")
+PAGES = (
+    "README.md",
+    "docs/drafters.md",
+    "docs/economics.md",
+    "docs/evaluation.md",
+    "docs/kernels.md",
+    "docs/performance.md",
+)
 PEERS_STEP = "docs/results/peers-step-h200.json"
 KERNEL_COLUMNS = {
     "kernel": "",
@@ -38,6 +48,7 @@ MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
     "docs/results/coupling-cpu.json tau": lambda rows: results.table(of_table(rows, "tau"), coupling.TAU_COLUMNS),
     "docs/results/auto-budget-cpu.json": lambda rows: results.table(of_table(rows, "auto"), auto_budget.COLUMNS),
     "jddtree/assets/micro/calibration.json": lambda rows: results.table(of_table(rows, "check"), calibrating.COLUMNS),
+    "docs/results/ngram-cpu.json": lambda rows: results.table(rows, ngram.COLUMNS),
     "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
     "docs/results/kernels-h200.json": kernels_table.summary,
     "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
@@ -83,7 +94,8 @@ def _table(found: re.Match[str], root: Path) -> str:
     name = next(name for name in ("jax", "torch") if name in measured["versions"])
     library = f"{name} {measured['versions'][name]}"
     origin = f"`{measured['command']}`, {measured['date'][:10]}, {measured['card']}, {library}"
-    return f"{found[1]}{MADE_BY[found[2]](measured['rows'])}\n\n{origin}\n{found[3]}"
+    rows = [row | {"method": method_of(row["method"])} if "method" in row else row for row in measured["rows"]]
+    return f"{found[1]}{MADE_BY[found[2]](rows)}\n\n{origin}\n{found[3]}"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 from jddtree import results
 from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.requests import METHODS
 from jddtree.evaluation import losslessness, runner
 from jddtree.evaluation.likelihood import Scorer
 from jddtree.evaluation.perplexity import log_likelihood
@@ -33,9 +34,8 @@ from jddtree.serving.engines import compile_engine, default_capacity
 MODULE = "jddtree.benchmarks.scores"
 FEW, ALL, COMPARED = 20, 100, 50
 MAX_TOKENS, BUDGET, BATCH, CONTEXT = 128, 16, 8, 2048
-METHODS = ("ar", "dflash", "ddtree")
 LINES = ("stdlib_lines", "stdlib_line_ends")
-SETTINGS: dict[str, Any] = {"method": "ddtree", "budget": BUDGET}
+SETTINGS: dict[str, Any] = {"method": "tree", "budget": BUDGET}
 COLUMNS = {
     "scores": {
         "task": "", "metric": "", "value": ".4f", "stderr": ".4f", "n": "d", "errors": "d", "tokens": "d",

@@ -18,7 +18,7 @@ from jddtree.cli.progress import Bars, Counter, say_slow
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.requests import check_numbers
+from jddtree.decoding.requests import check_numbers, method_of
 from jddtree.errors import UserError
 from jddtree.evaluation import losslessness, runner
 from jddtree.evaluation.golden import Golden, check_golden, read_golden
@@ -83,6 +83,7 @@ def run(
     for whatever cannot be used, before anything slow where that can be known, and KeyboardInterrupt after Ctrl-C; what
     was answered by then is kept.
     """
+    request["method"] = method_of(request["method"])
     _check(tasks, compare, golden, perplexity, plot, request["method"])
     StopStrings(stop or ())
     methods = losslessness.methods_of(compare) if compare is not None else []
@@ -147,7 +148,7 @@ def _check(
         raise UserError(f"{'--compare' if compare else '--plot'} needs prompts; give --tasks NAMES")
     if tasks is None and golden is None and perplexity is None:
         raise UserError("there is nothing to do; give --tasks NAMES, --golden FILE or --perplexity FILE")
-    if plot is not None and method != "ddtree":
+    if plot is not None and method != "tree":
         raise UserError(f"--plot shows what trees bring, but the method is {method!r}; leave out one of the two")
     if plot is not None:
         plots.check()

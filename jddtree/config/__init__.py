@@ -5,19 +5,21 @@ with a `UserError` that names the field. Field names are the Hugging Face ones, 
 """
 
 from jddtree.config.architecture import TargetConfig, target_config
-from jddtree.config.drafting import DrafterConfig, drafter_config
+from jddtree.config.drafting import DFlashConfig, dflash_config
 from jddtree.config.fields import read_json
 from jddtree.config.quantisation import GROUP_SIZE
 from jddtree.config.rotation import Rope
+from jddtree.drafter_kinds import DrafterConfig
 from jddtree.errors import UserError
 
 __all__ = [
     "GROUP_SIZE",
+    "DFlashConfig",
     "DrafterConfig",
     "Rope",
     "TargetConfig",
     "check_pair",
-    "drafter_config",
+    "dflash_config",
     "read_json",
     "target_config",
 ]
@@ -25,12 +27,8 @@ __all__ = [
 
 def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
     """Raise UserError when the drafter was made for another target."""
-    for name, ours, theirs in (
-        ("num_target_layers", drafter.num_target_layers, target.num_hidden_layers),
-        ("hidden_size", drafter.hidden_size, target.hidden_size),
-        ("vocab_size", drafter.vocab_size, target.vocab_size),
-    ):
-        if ours != theirs:
+    for name, (field, ours) in drafter.of_target().items():
+        if ours != (theirs := getattr(target, field)):
             raise UserError(
                 f"the drafter is for another target: its {name} is {ours}, the target has {theirs}; "
                 "give the drafter that was trained with this target"

@@ -49,12 +49,15 @@ class Tree(NamedTuple):
 
 class Shape(NamedTuple):
     """Which trees to build, as data: budget int32 [B], nodes beside the root; rank_cap int32 [B], candidates per slot
-    (1 is a chain); spine bool [B], whether the top-1 chain comes before everything else.
+    (1 is a chain); spine bool [B], whether the top-1 chain comes before everything else; fill bool [B], whether places
+    without a candidate are used too, so that a tree has its whole budget: to time rounds of a known size, as the walk
+    of such a tree means nothing.
     """
 
     budget: jax.Array
     rank_cap: jax.Array
     spine: jax.Array
+    fill: jax.Array | bool = False
 
 
 def lattice(depth: int, budget: int, candidates: int) -> Lattice:
@@ -84,8 +87,8 @@ def lattice(depth: int, budget: int, candidates: int) -> Lattice:
 def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, table: Lattice, capacity: int) -> Tree:
     """Build the trees of one round.
 
-    root: int32 [B]; log_probs float32 and ids int32 [B, depth, candidates], best first, of each slot; capacity: rows of
-    the result, the root included. The table must belong to this depth and these candidates.
+    root: int32 [B]; log_probs float32 and ids int32 [B, depth, candidates], best first, of each slot, -inf where it has
+    no more; capacity: rows of the result, the root included. The table must belong to this depth and these candidates.
     """
     nodes = min(capacity - 1, len(table.depths))
     scores = _prefix_scores(log_probs, table)
@@ -94,6 +97,8 @@ def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, t
     prefix = jnp.pad(chosen, ((0, 0), (1, capacity - 1 - nodes)))  # of each row; any where there is none
     is_node = (row > 0) & (row <= jnp.minimum(shape.budget, nodes)[:, None])
     is_node &= jnp.take(jnp.asarray(table.ranks.max(1)), prefix) < shape.rank_cap[:, None]
+    score = jnp.take_along_axis(scores, prefix, axis=1)
+    is_node &= _taken(score, shape)
     is_root = jnp.broadcast_to(row == 0, is_node.shape)
 
     def rows(first, values, padding):
@@ -107,7 +112,7 @@ def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, t
         jnp.where(sees & (row[:, None] < row[:, :, None]), row[:, None], -1).max(-1),  # the last of its ancestors
         rows(0, jnp.take(jnp.asarray(table.depths), prefix), 0),
         valid,
-        rows(0.0, jnp.take_along_axis(scores, prefix, axis=1), -jnp.inf),
+        rows(0.0, score, -jnp.inf),
         pack(sees),
     )
 
@@ -146,11 +151,21 @@ def _prefix_scores(log_probs: jax.Array, table: Lattice) -> jax.Array:
 
 
 def _order(scores: jax.Array, shape: Shape, table: Lattice) -> jax.Array:
-    """What prefixes are chosen by, float32 [B, M]: their scores, except for the spine's and those that are not to be"""
+    """What prefixes are chosen by, float32 [B, M]: their scores, except for the spine's and those that are not to be.
+
+    A broken drafter costs speed, never the order of parents and children: NaN comes last of what may be chosen.
+    """
     widest = jnp.asarray(table.ranks.max(1))[None]
-    allowed = widest < shape.rank_cap[:, None]
-    proper = allowed & ~jnp.isnan(scores)  # a broken drafter costs speed, never the order of parents and children
-    return jnp.where((widest == 0) & shape.spine[:, None], jnp.inf, jnp.where(proper, scores, -jnp.inf))
+    allowed = (widest < shape.rank_cap[:, None]) & _taken(scores, shape)
+    order = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
+    order = jnp.maximum(order, jnp.finfo(jnp.float32).min)
+    order = jnp.where((widest == 0) & shape.spine[:, None], jnp.inf, order)
+    return jnp.where(allowed, order, -jnp.inf)
+
+
+def _taken(scores: jax.Array, shape: Shape) -> jax.Array:
+    """Whether prefixes of such scores may be nodes, bool [B, n]: not where a slot has no more candidates"""
+    return (scores != -jnp.inf) | jnp.asarray(shape.fill).reshape(-1, 1)
 
 
 def _slots(table: Lattice, candidates: int) -> jax.Array:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jddtree.decoding.engine import Engine
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.evaluation.prompting import (
     Settings,
     compiled,

@@ -13,7 +13,7 @@ from harness import decode
 from jddtree import inputs
 from jddtree.cli import speculation as command
 from jddtree.decoding.engine import Request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
 from jddtree.evaluation.speculation import plots

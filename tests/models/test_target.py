@@ -1,5 +1,6 @@
 """The target against third-party results in float32: layer by layer, as a whole, with a cache, and over a tree."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -12,13 +13,15 @@ from harness import REFERENCE_EPS, TEXT_WIDTH, close, draft_of, empty_cache, loa
 
 from jddtree.config import Rope, target_config
 from jddtree.decoding import rounds
+from jddtree.decoding.program import Models
 from jddtree.decoding.requests import controls_of
 from jddtree.decoding.sampling import Sampling, choose
+from jddtree.decoding.stages import Verified, commit, follow
 from jddtree.decoding.state import RUNNING, initial_state
 from jddtree.decoding.tree import Shape, build
-from jddtree.decoding.walk import walk
 from jddtree.models.layers import rms_norm
 from jddtree.models.mla import LatentAttention, view_of
+from jddtree.models.observer import Observer
 from jddtree.models.rope import inverse_frequencies
 from jddtree.models.target import MoELayers, Rows, Target
 from pallas_kernels.attention.api import causal_words
@@ -194,6 +197,29 @@ def test_a_tree_verification_pass_is_the_reference(pair, golden, text: int) -> N
         assert not found["cache"][layer, 0, begin + len(accepted) :].any()
 
 
+class Everything0(Observer):
+    """Sends every row to expert 0, k times over."""
+
+    def route(self, ids, arrays, place):
+        return jnp.zeros_like(ids)
+
+
+def test_an_observer_sees_and_changes_the_choice_of_experts(pair) -> None:
+    """Without one the pass keeps none of it."""
+    config, tokens = pair.target, jnp.array([[5, 6, 7]])
+
+    @partial(jax.jit, static_argnums=0)
+    def scored(observer):
+        model = Target(config, pair.weights["target"], observer=observer)
+        return model(tokens, rows_of(jnp.array([3]), 3), empty_cache(config, 1, jnp.float32))
+
+    plain, seen, moved = (scored(observer) for observer in (None, Observer(), Everything0()))
+    shape = (config.num_moe_layers, 1, 3, config.num_experts_per_tok)
+    assert plain.experts is None and seen.experts.shape == moved.experts.shape == shape
+    assert np.array_equal(plain.hidden, seen.hidden) and not np.array_equal(seen.hidden, moved.hidden)
+    assert (np.diff(np.sort(seen.experts, axis=-1)) > 0).all() and not np.asarray(moved.experts).any()
+
+
 VERIFY_SHAPES = {"sequences": 1, "rows": 65, "candidates": 64, "context": 112, "chunk": 96}
 
 
@@ -210,7 +236,7 @@ def verify(pair, arrays) -> dict[str, np.ndarray]:
 
 
 def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
-    models = rounds.Models(program, weights)
+    models = Models(program, weights)
     state = initial_state(program.target, program.drafter, program.capacity, jnp.float32)
     ones, most = jnp.ones(1, jnp.int32), jnp.full(1, 1000, jnp.int32)
     sampling = Sampling(jnp.zeros(1), jnp.ones(1), jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.uint32))
@@ -223,9 +249,8 @@ def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
     scored = models.target(tree.tokens, rows, state.latents)
     logits = models.target.logits(scored.hidden)
     choices = choose(logits, rows.positions + 1, sampling)
-    path, length = walk(tree, choices, program.block)
-    emitted = jnp.take_along_axis(choices, path, axis=1)
-    state, _ = rounds.commit(models, state, controls, scored, path, length, emitted, ones == 1)
+    path, length, emitted = walked = follow(program, tree, choices)
+    state, _ = commit(models, state, controls, Verified(scored, choices, ones == 1), walked)
     first = {"tokens": tree.tokens, "parents": tree.parents, "positions": rows.positions, "ancestors": tree.ancestors}
     first |= {"logits": logits, "taps": scored.taps, "path": path, "length": length, "newest": state.root}
     return {name: array[0] for name, array in first.items()} | {"cache": state.latents}

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jddtree.evaluation.speculation.recording import Round
-from jddtree.evaluation.speculation.stages import NAMES
+from jddtree.evaluation.speculation.recording import NAMES, Round
 from jddtree.results import Row
 
 EDGES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
