@@ -120,9 +120,7 @@ def _request(
     return request
 
 
-def _new_engine(
-    model: Model, request: Request, capacity: dict[str, int | None], kernels: str | None
-) -> Engine:
+def _new_engine(model: Model, request: Request, capacity: dict[str, int | None], kernels: str | None) -> Engine:
     """An engine of the smallest shapes for a request, which is checked before compiling takes seconds to minutes"""
     shapes = default_capacity(model, request, **capacity)
     program = program_for(model, shapes, kernels)

@@ -1,40 +1,51 @@
-"""Command lines made from dataclasses, and what the end of a command means.
+"""Command lines made from dataclasses: a field is an option, so each list of options stands once.
 
-A field of an options dataclass is an option: its name with hyphens, its type and default, and the help text and
-flags that `option` gave it. A command takes any number of such dataclasses, so each list of options stands once.
-Exit codes: 0 done, 1 something the user gave cannot be used (`UserError`), 2 wrong usage, 130 Ctrl-C. A closed pipe ends
-a command silently, with 1. Nothing here imports JAX, so that `--help` answers at once.
+A field's name with hyphens is its flag; its type, its default and the help text that `option` gave it are the parser's.
+A command takes any number of such dataclasses. Nothing here imports JAX, so that `--help` answers at once.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from importlib import import_module
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+Check = Callable[[Mapping[str, Any]], None]
+
 
 def option(default: Any, help: str, *flags: str, **details: Any) -> Any:
-    """A dataclass field that is an option. flags: its spellings, by default its name; details: as `typer.Option`."""
-    return field(default=default, metadata={"help": help, "flags": flags, "details": details})
+    """A dataclass field that is an option. flags: its spellings, by default its name; details: as `typer.Option`.
+
+    default: MISSING for an option that must be given.
+    """
+    metadata = {"parser": typer.Option(*flags, help=help, **details)}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
-def command(run: str, *groups: type) -> Callable[..., Any]:
+def argument(help: str) -> Any:
+    """A dataclass field that is an argument of the command, without a flag."""
+    return field(metadata={"parser": typer.Argument(help=help)})
+
+
+def command(run: str, *groups: type, check: Check | None = None) -> Callable[..., Any]:
     """A function for `typer.Typer.command` whose options are the fields of the dataclasses `groups`.
 
-    run: "module:function", imported when the command is called, with an instance of each group.
+    run: "module:function", imported when the command is called, with an instance of each group. check: called before
+    with all options by name; raises UserError or UsageError for what cannot be used.
     """
 
     def call(**values: Any) -> Any:
+        if check is not None:
+            check(values)
         module, name = run.split(":")
         chosen = [group(**{one.name: values[one.name] for one in fields(group)}) for group in groups]
         return getattr(import_module(module), name)(*chosen)
 
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter for group in groups for parameter in _parameters(group)]
-    )
-    call.__annotations__ = {name: one.annotation for name, one in call.__signature__.parameters.items()}  # type: ignore[attr-defined]
+    parameters = [parameter for group in groups for parameter in _parameters(group)]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
     return call
 
 
@@ -44,9 +55,6 @@ def _parameters(group: type) -> list[inspect.Parameter]:
 
 
 def _parameter(one: Field, kind: Any) -> inspect.Parameter:
-    details = one.metadata["details"]
-    spelled = typer.Option(*one.metadata["flags"], help=one.metadata["help"], **details)
-    default = [] if one.default is MISSING else one.default
-    return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, spelled]
-    )
+    default = inspect.Parameter.empty if one.default is MISSING else one.default
+    annotation = Annotated[kind, one.metadata["parser"]]
+    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

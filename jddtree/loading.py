@@ -42,13 +42,14 @@ class Defaults:
     """How a model likes to be asked where the caller does not say.
 
     thinking: of the chat template. raw_prefix: ids put before a raw prompt. prompt: what to run when none is given,
-    raw. calibration: what the drafter's scores are worth.
+    raw. calibration: what the drafter's scores are worth. budget: nodes of a tree, or "auto".
     """
 
     thinking: bool = True
     raw_prefix: tuple[int, ...] = ()
     prompt: str | None = None
     calibration: Calibration = UNCALIBRATED
+    budget: int | str = "auto"
 
 
 @dataclass(frozen=True)
@@ -214,4 +215,4 @@ def _bundled_defaults(own_drafter: bool) -> Defaults:
     folder = bundled("target").parent
     values = json.loads((folder / "defaults.json").read_text(encoding="utf-8"))
     calibration = read_calibration(folder / "calibration.json") if own_drafter else UNCALIBRATED
-    return Defaults(values["thinking"], tuple(values["raw_prefix"]), values["prompt"], calibration)
+    return Defaults(values["thinking"], tuple(values["raw_prefix"]), values["prompt"], calibration, values["budget"])

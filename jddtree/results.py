@@ -112,3 +112,18 @@ def table(rows: list[Row], columns: dict[str, str]) -> str:
     for row in rows:
         lines.append("| " + " | ".join(format(row[key], form) for key, form in columns.items()) + " |")
     return "\n".join(lines)
+
+
+def versions() -> Versions:
+    """Versions of what a result depends on, and the device."""
+    return {
+        "jddtree": VERSION,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def version_line() -> str:
+    """The versions in one line."""
+    return ", ".join(f"{name} {value}" for name, value in versions().items())

@@ -1,12 +1,21 @@
 """What is checked of a command's options before JAX is imported: sizes, options without effect, and where to write."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from jddtree.command import Check
 from jddtree.limits import check_sizes
 from jddtree.user_files import check_new_file, check_new_folder
 
-Check = Callable[[Mapping[str, Any]], None]
+
+def checked(*checks: Check) -> Check:
+    """What `command` calls with a command's options: `check_options` with these checks."""
+    return partial(_check_all, checks)
+
+
+def _check_all(checks: tuple[Check, ...], options: Mapping[str, Any]) -> None:
+    check_options(options, *checks)
 
 
 def check_options(options: Mapping[str, Any], *checks: Check) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from jddtree.errors import UsageError
 
+TREES = ("tree", "ddtree")
 NEEDS_TASKS = ("limit", "allow_code", "system_prompt", "thinking", "stop", "ignore_eos")
 
 
@@ -33,7 +34,7 @@ def check_eval(options: Mapping[str, Any]) -> None:
 
 def check_drafting(options: Mapping[str, Any]) -> None:
     """Raise UsageError for options of trees and drafts that the method or the temperature leaves without effect."""
-    if options["method"] != "ddtree":
+    if options["method"] not in TREES:
         for name in ("spine", "top_k_cap"):
             _refuse(options, name, f"shapes trees, but --method {options['method']} builds none")
     if options["method"] == "ar":

@@ -8,33 +8,33 @@ from typing import Any
 from converters.storage.convert import Outcome, convert
 from converters.storage.plan import PartPlan
 from jddtree.cli import interrupts
+from jddtree.cli.options import ConvertOptions, QuietOptions
 from jddtree.cli.progress import Bars
 
 GB = 1e9
 
 
-def run(
-    target: Path,
-    draft: Path | None,
-    out: Path,
-    *,
-    dry_run: bool = False,
-    verify: bool = False,
-    force: bool = False,
-    json_output: bool = False,
-    quiet: bool = False,
-) -> None:
-    """Run the command with the options of `jddtree.cli.main.convert`.
+def run(options: ConvertOptions, quiet: QuietOptions) -> None:
+    """Run the command.
 
-    Raises UserError as `converters.storage.convert.convert`; after a dry run too when tensors are missing or not wanted.
+    Raises UserError as `converters.storage.convert.convert`; after a dry run too when tensors are missing or not
+    wanted.
     """
     interrupts.keep()
-    with Bars(quiet or json_output) as bar:
-        outcome = convert(target, draft, out, dry_run=dry_run, verify=verify, force=force, progress=bar.update)
-    if json_output:
-        print(json.dumps(summary(outcome, out)))
-    elif not quiet:
-        print(plan_text(outcome, out) if dry_run else outcome_text(outcome, out))
+    with Bars(quiet.quiet or quiet.json_output) as bar:
+        outcome = convert(
+            options.target,
+            options.draft,
+            options.out,
+            dry_run=options.dry_run,
+            verify=options.verify,
+            force=options.force,
+            progress=bar.update,
+        )
+    if quiet.json_output:
+        print(json.dumps(summary(outcome, options.out)))
+    elif not quiet.quiet:
+        print(plan_text(outcome, options.out) if options.dry_run else outcome_text(outcome, options.out))
     outcome.plan.require_sound()
 
 

@@ -1,124 +1,122 @@
 """`generate`: prompt to text on stdout; progress and statistics on stderr."""
 
 import json
-import os
-import platform
 import sys
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-
-import jddtree
-from jddtree import stats
-from jddtree.api import prepare
+from jddtree import results, stats
+from jddtree.api import Prompt, budget_fields, prepare
 from jddtree.cli import interrupts
-from jddtree.cli.progress import Bars, say_slow
-from jddtree.decoding.calibration import read_calibration
-from jddtree.decoding.costs import read_costs
-from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.requests import check_numbers
+from jddtree.cli.opening import open_model
+from jddtree.cli.options import (
+    GenerateOptions,
+    ModelOptions,
+    PromptOptions,
+    QuietOptions,
+    RequestOptions,
+    RunOptions,
+    ShapeOptions,
+)
+from jddtree.cli.progress import say_slow
+from jddtree.cli.rounds_shown import Painter
+from jddtree.decoding.calibration import Calibration, read_calibration
+from jddtree.decoding.costs import CostTable, read_costs
+from jddtree.decoding.engine import Engine
+from jddtree.decoding.requests import Request, check_numbers
 from jddtree.errors import UserError
 from jddtree.inputs import read_prompt
-from jddtree.loading import Model, load
+from jddtree.loading import Model
 from jddtree.parallel.processes import finish, is_first, start
-from jddtree.serving.cost_cache import cache_folder, cost_table
 from jddtree.serving.generation import stream
-from jddtree.serving.transcript import Piece, Result
+from jddtree.serving.transcript import Piece, Result, joined
+from jddtree.serving.user_cache import use_compile_cache
 from jddtree.text.stop_strings import StopStrings
 
-AUTO_BUDGET = 32  # most nodes of --budget auto where --capacity does not say
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the options' files hold; None where there is none."""
+
+    prompt: Prompt | None
+    calibration: Calibration | None
+    costs: CostTable | None
 
 
 def run(
-    *,
-    prompt: str | None,
-    prompt_file: Path | None,
-    prompt_ids: Path | None,
-    messages: Path | None,
-    raw: bool,
-    system_prompt: str | None,
-    thinking: bool | None,
-    target: Path | None,
-    draft: Path | None,
-    check: bool,
-    stop: list[str] | None,
-    ignore_eos: bool,
-    dtype: str,
-    capacity: int | None,
-    max_context: int | None,
-    prefill_chunk: int | None,
-    budget: int | str,
-    cost: Path | None,
-    calibration: Path | None,
-    rounds_per_dispatch: int | None,
-    kernels: str,
-    compile_cache: bool,
-    mesh: int | None,
-    expert_layout: str,
-    coordinator: str | None,
-    processes: int | None,
-    process_id: int | None,
-    json_output: bool,
-    quiet: bool,
-    **request: Any,
+    prompt: PromptOptions,
+    model: ModelOptions,
+    request: RequestOptions,
+    shapes: ShapeOptions,
+    how: RunOptions,
+    shown: GenerateOptions,
+    quiet: QuietOptions,
 ) -> None:
-    """Run the command with the options of `jddtree.cli.main.generate`; `request` are those of a `Request`.
+    """Run the command.
 
     Raises UserError for whatever cannot be used, and KeyboardInterrupt after Ctrl-C, with the statistics written.
     """
-    # What cannot be used is an error here, not after minutes of loading and compiling.
-    StopStrings(stop or ())
-    request |= budget_fields(budget, capacity)
-    check_numbers(Request((), **request))
-    known = None if calibration is None else read_calibration(calibration)
-    costs = None if cost is None else read_costs(cost)
-    given = read_prompt(prompt, prompt_file, prompt_ids, messages)
-    start(coordinator, processes, process_id)
-    use_compile_cache(compile_cache)
-    shapes = {"rows": capacity, "context": max_context, "chunk": prefill_chunk, "rounds": rounds_per_dispatch}
-    first = is_first()
-    silent = quiet or json_output or not first
-    with Bars(silent, "Loading ") as bar:
-        wants_drafter = request["method"] != "ar" or draft is not None or (capacity or 1) > 1
-        model = load(
-            target,
-            draft,
-            dtype=dtype,
-            with_drafter=wants_drafter,
-            mesh=mesh,
-            expert_layout=expert_layout,
-            check=check,
-            progress=bar.update,
-        )
-    if given is None:
-        given = default_prompt(model)
-    say_slow(capacity or request["budget"] + 1, silent)
-    engine, made = prepare(
-        model, given, raw=raw, system_prompt=system_prompt, thinking=thinking, ignore_eos=ignore_eos,
-        kernels=None if kernels == "auto" else kernels, capacity=shapes, **request,
-    )  # fmt: skip
-    if known is not None:
-        engine.calibration = known
-    if made.auto and made.method == "tree" or costs is not None:
-        engine.costs = cost_table(engine, made.prompt, len(made.prompt) + made.max_tokens // 2, costs, compile_cache)
-    result, interrupted = write(model, engine, made, stop or [], echo=first and not json_output)
-    if first and json_output:
-        print(json.dumps(report(model, made, result)))
+    inputs = read_inputs(prompt, request, shapes)
+    start(how.coordinator, how.processes, how.process_id)
+    use_compile_cache(how.compile_cache)
+    silent = quiet.quiet or quiet.json_output or not is_first()
+    wants_drafter = request.method != "ar" or model.draft is not None or (shapes.capacity or 1) > 1
+    loaded = open_model(model, silent, with_drafter=wants_drafter, check=how.check)
+    engine, asked = prepared(loaded, inputs, prompt.raw, request, shapes, how, silent)
+    echo = is_first() and not quiet.json_output
+    painter = Painter(shown.show_rounds, sys.stdout.isatty())
+    result, interrupted = write(loaded, engine, asked, request.stop or [], painter if echo else None)
+    if is_first() and quiet.json_output:
+        print(json.dumps(report(loaded, asked, result)))
     elif not silent:
-        print(stats.lines(made.method, result.statistics), file=sys.stderr)
+        print(stats.lines(asked.method, result.statistics), file=sys.stderr)
     if interrupted:
         interrupts.mark_reported()
         raise KeyboardInterrupt
     finish()
 
 
-def budget_fields(budget: int | str, capacity: int | None) -> dict[str, Any]:
-    """The fields of a `Request` for --budget: a number, or "auto" for as many nodes as pay and fit."""
-    if budget == "auto":
-        return {"budget": AUTO_BUDGET if capacity is None else max(capacity - 1, 0), "auto": True}
-    return {"budget": int(budget), "auto": False}
+def read_inputs(prompt: PromptOptions, request: RequestOptions, shapes: ShapeOptions) -> Inputs:
+    """Read and check what can be known before minutes of loading and compiling. Raises UserError."""
+    StopStrings(request.stop or ())
+    budget = {} if request.budget is None else budget_fields(request.budget, shapes.capacity)
+    check_numbers(Request((), request.max_tokens, **request.fields(), **budget))
+    return Inputs(
+        read_prompt(prompt.prompt, prompt.prompt_file, prompt.prompt_ids, prompt.messages),
+        None if request.calibration is None else read_calibration(request.calibration),
+        None if request.cost is None else read_costs(request.cost),
+    )
+
+
+def prepared(
+    model: Model,
+    inputs: Inputs,
+    raw: bool,
+    request: RequestOptions,
+    shapes: ShapeOptions,
+    how: RunOptions,
+    silent: bool,
+) -> tuple[Engine, Request]:
+    """The request and an engine for it. Raises UserError for what does not fit the model."""
+    budget = model.defaults.budget if request.budget is None else request.budget
+    nodes = budget_fields(budget, shapes.capacity)["budget"]
+    say_slow(shapes.capacity or nodes + 1, silent)
+    return prepare(
+        model,
+        default_prompt(model) if inputs.prompt is None else inputs.prompt,
+        raw=raw,
+        system_prompt=request.system_prompt,
+        thinking=request.thinking,
+        ignore_eos=request.ignore_eos,
+        kernels=how.implementation,
+        capacity=shapes.fields(),
+        cost=inputs.costs,
+        keep_costs=how.compile_cache,
+        calibration=inputs.calibration,
+        budget=budget,
+        max_tokens=request.max_tokens,
+        **request.fields(),
+    )
 
 
 def default_prompt(model: Model) -> str:
@@ -128,8 +126,11 @@ def default_prompt(model: Model) -> str:
     return model.defaults.prompt
 
 
-def write(model: Model, engine: Engine, request: Request, stop: list[str], *, echo: bool) -> tuple[Result, bool]:
-    """Generate, with the text on stdout as it comes when `echo`; returns the result and whether Ctrl-C ended it.
+def write(
+    model: Model, engine: Engine, request: Request, stop: list[str], painter: Painter | None
+) -> tuple[Result, bool]:
+    """Generate, with the text on stdout as it comes when there is a painter; returns the result and whether Ctrl-C
+    ended it.
 
     After Ctrl-C the result holds what had been written; its finish_reason is "interrupted".
     """
@@ -139,38 +140,35 @@ def write(model: Model, engine: Engine, request: Request, stop: list[str], *, ec
     try:
         for piece in stream(model, engine, request, stop):
             pieces.append(piece)
-            if echo:
-                sys.stdout.write(piece.text)
-                sys.stdout.flush()
+            _echo(painter.paint(piece) if painter else "")
             if interrupts.asked():  # a callback of JAX may have lost the exception
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
         interrupted = True
         if not pieces:
             raise
-    if echo:
-        sys.stdout.write("\n")
+    _echo("\n" if painter else "")
+    result = joined(request.prompt, pieces, "interrupted" if interrupted else None)
+    return replace(result, statistics=replace(result.statistics, load_s=model.load_seconds)), interrupted
+
+
+def _echo(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
         sys.stdout.flush()
-    last = pieces[-1]
-    return Result(
-        text="".join(piece.text for piece in pieces),
-        token_ids=[token for piece in pieces for token in piece.token_ids],
-        prompt_ids=list(request.prompt),
-        finish_reason="interrupted" if interrupted else last.finish_reason or "",
-        statistics=replace(last.statistics, load_s=model.load_seconds),
-    ), interrupted
 
 
 def report(model: Model, request: Request, result: Result) -> dict[str, Any]:
     """The object that --json prints."""
     statistics = result.statistics
+    fixed = stats.nodes_of(request.method, model.drafter)
     return {
         "text": result.text,
         "token_ids": result.token_ids,
         "prompt_ids": result.prompt_ids,
         "finish_reason": result.finish_reason,
         "method": request.method,
-        "budget": request.budget if request.method == "tree" else stats.nodes_of(request.method, model.drafter),
+        "budget": request.budget if request.method == "tree" else fixed,
         "rounds": len(statistics.emitted_per_round),
         "emitted_per_round": statistics.emitted_per_round,
         "nodes_per_round": statistics.nodes_per_round,
@@ -184,33 +182,5 @@ def report(model: Model, request: Request, result: Result) -> dict[str, Any]:
             "decode_s": statistics.decode_s,
         },
         "dtype": str(model.dtype),
-        "versions": versions(),
+        "versions": results.versions(),
     }
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the result depends on, and the device."""
-    return {
-        "jddtree": jddtree.__version__,
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-    }
-
-
-def version_line() -> str:
-    """What --version prints."""
-    return ", ".join(f"{name} {value}" for name, value in versions().items())
-
-
-def use_compile_cache(wanted: bool) -> None:
-    """Keep compiled programs in $XDG_CACHE_HOME/jddtree/xla (or ~/.cache), unless JAX_COMPILATION_CACHE_DIR says
-    where.
-    """
-    if not wanted:
-        jax.config.update("jax_enable_compilation_cache", False)
-        return
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -15,6 +15,7 @@ from typing import Any
 from converters import kimi
 from converters.checkpoint import Checkpoint, read_index
 from converters.drafters import format_of, is_drafter, read_config
+from jddtree.cli.options import InspectOptions
 from jddtree.config import DrafterConfig, TargetConfig, read_json, target_config
 from jddtree.models.parameters import Parameter, target_parameters
 
@@ -61,10 +62,10 @@ def inspect(directory: Path) -> dict[str, Any]:
     return _inspect_target(directory, target_config(directory), outer.get("vision_config"))
 
 
-def run(directory: Path, json_output: bool) -> None:
+def run(options: InspectOptions) -> None:
     """Print the answer for one folder: a table, or exactly one JSON object."""
-    answer = inspect(directory)
-    print(json.dumps(answer) if json_output else render(answer))
+    answer = inspect(options.directory)
+    print(json.dumps(answer) if options.json_output else render(answer))
 
 
 def _inspect_target(directory: Path, config: TargetConfig, vision_config: Any) -> dict[str, Any]:

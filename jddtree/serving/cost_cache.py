@@ -14,6 +14,7 @@ from jddtree.errors import UserError
 from jddtree.parallel.processes import from_first
 from jddtree.results import card
 from jddtree.serving.cost_measurement import context_bucket, measure
+from jddtree.serving.user_cache import cache_folder
 
 
 def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, cached: bool) -> CostTable:
@@ -32,11 +33,6 @@ def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, cached: bool)
     if cached:
         _write(path, text)
     return table_of(json.loads(text))
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/jddtree or ~/.cache/jddtree."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "jddtree"
 
 
 def _key(engine: Engine, bucket: int) -> str:

@@ -215,6 +215,4 @@ def _answer(done: _Open) -> Answer:
     assert done.begun is not None  # it was admitted
     result = joined(done.job.request.prompt, done.pieces)
     seconds = time.perf_counter() - done.begun
-    return Answer(
-        done.job.index, result.text, result.token_ids, result.finish_reason, result.statistics, seconds
-    )
+    return Answer(done.job.index, result.text, result.token_ids, result.finish_reason, result.statistics, seconds)

@@ -35,6 +35,7 @@ from jddtree.decoding.engine import Engine, Request, timed
 from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
+from jddtree.limits import check_sizes
 from jddtree.models.parameters import Tree, nest, target_parameters
 from jddtree.parallel.mesh import AXIS, make_mesh
 from jddtree.parallel.partition import on_mesh, place
@@ -197,6 +198,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args(given)
     try:
+        check_sizes(vars(chosen))
         check_output(chosen.output)
         prompts = read_ids(chosen.prompts) if chosen.prompts else bundled_prompts()
         counts = numbers("--rounds", chosen.rounds, ROUNDS, 64)

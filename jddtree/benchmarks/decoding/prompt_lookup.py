@@ -17,7 +17,9 @@ from jddtree.api import prompt_ids
 from jddtree.decoding.engine import Request
 from jddtree.loading import Model, bundled, load
 from jddtree.results import Row
-from jddtree.serving.transcript import Result, compile_engine, default_capacity, generate_batch
+from jddtree.serving.engines import compile_engine, default_capacity
+from jddtree.serving.generation import generate_batch
+from jddtree.serving.transcript import Result
 
 MODULE = "jddtree.benchmarks.decoding.prompt_lookup"
 REPEATED = "def area(w, h):\n    return w * h\n\n" * 5

@@ -29,6 +29,7 @@ from jddtree.benchmarks.mesh import rank_kernels as mesh_kernels
 from jddtree.benchmarks.mesh.device_weights import random_target
 from jddtree.config import TargetConfig, target_config
 from jddtree.errors import UserError
+from jddtree.limits import check_sizes
 from jddtree.loading import bundled, load
 from jddtree.models.parameters import Tree
 from jddtree.parallel.mesh import make_mesh
@@ -146,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)
     try:
+        check_sizes(vars(given))
         run(given.preset, given.mesh, given.parts, given.output)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -31,6 +31,7 @@ from typing import Any
 
 from jddtree.benchmarks.step.account import overview as step_summary
 from jddtree.errors import UserError
+from jddtree.limits import check_sizes
 from jddtree.user_files import check_new_file, check_new_folder, read_text
 
 Row = dict[str, Any]
@@ -179,6 +180,9 @@ def main(arguments_given: Sequence[str] | None = None) -> int:
         if given.clock:
             child(given)
             return 0
+        check_sizes(vars(given))
+        check_new_file(given.output, "--output")
+        check_new_folder(given.dump, "--dump")
         record = run(given, lambda row: _say(line_of(row)))
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")

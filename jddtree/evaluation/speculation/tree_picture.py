@@ -1,7 +1,7 @@
 """A draft tree as an SVG picture: its nodes from left to right by depth, and the path that the target kept.
 
-    root ──┬── " if" 62% ──── "not" 40%        kept nodes are filled, the bonus token is dashed;
-           └── " for" 9%                       a percentage is the drafter's probability of the path to a node
+root ──┬── " if" 62% ──── "not" 40%        kept nodes are filled, the bonus token is dashed;
+       └── " for" 9%                       a percentage is the drafter's probability of the path to a node
 """
 
 from collections.abc import Callable

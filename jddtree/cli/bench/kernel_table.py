@@ -15,37 +15,28 @@ from jddtree.benchmarks.kernels import sizes as kernels_settings
 from jddtree.benchmarks.kernels import suite as kernels
 from jddtree.benchmarks.kernels.sizes import Settings
 from jddtree.cli import interrupts
+from jddtree.cli.bench.choices import KernelOptions
 from jddtree.errors import UserError
 from jddtree.results import Row
 
 
-def run(
-    world: int,
-    tokens: str | None,
-    context: str | None,
-    heads: str | None,
-    routing: str,
-    kernel_names: str,
-    check: bool,
-    peers: Path | None,
-    output: Path | None,
-) -> None:
-    """Run with the options of `jddtree.cli.main.bench_kernels`. UserError at the end when a configuration failed."""
+def run(options: KernelOptions) -> None:
+    """Run the command. UserError at the end when a configuration failed."""
     interrupts.keep()
     timing.keep_kernels_apart()
-    known = kernels_peers.read(peers)  # before JAX takes the device
+    known = kernels_peers.read(options.peers)  # before JAX takes the device
     settings = kernels_settings.settings(
-        world=world,
-        tokens=tokens,
-        context=context,
-        heads=heads,
-        routing_names=routing,
-        kernels=kernel_names,
-        check=check,
+        world=options.world,
+        tokens=options.tokens,
+        context=options.context,
+        heads=options.heads,
+        routing_names=options.routing,
+        kernels=options.kernels,
+        check=options.check,
         on_gpu=jax.default_backend() == "gpu",
     )
-    kernels_settings.check_output(output)
-    rows = _measure(settings, known, output)
+    kernels_settings.check_output(options.output)
+    rows = _measure(settings, known, options.output)
     print(json.dumps(results.record(rows)))
     _require_all(rows)
 
