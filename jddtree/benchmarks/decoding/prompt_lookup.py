@@ -9,6 +9,7 @@ stop tokens. Tokens per round do not depend on the machine, and nothing here is 
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,8 +51,7 @@ def measure(model: Model, prompts: Sequence[Sequence[int]], max_tokens: int) -> 
 
 
 def _row(model: Model, plain: Sequence[Result], by_way: dict[str, list[Result]]) -> Row:
-    prefix = model.defaults.raw_prefix
-    shown = [token for token in plain[0].prompt_ids if token not in prefix]
+    shown = [token for token in plain[0].prompt_ids if token not in model.defaults.raw_prefix]
     first = model.tokenizer.decode(shown).split()
     texts = [one.token_ids for one in plain]
     return {
@@ -69,12 +69,12 @@ def _length(found: Sequence[Result]) -> float:
     return sum(rounds) / len(rounds)
 
 
-def main() -> None:
-    """The command of the module's docstring."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command of the module's docstring; returns the exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--max-tokens", type=int, default=97, help="tokens per prompt")
     parser.add_argument("--output", type=Path, help="file to write the rows to")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     model = load(draft="ngram", dtype="float32", mesh=1)
     prompts = json.loads((bundled("target").parent / "prompts.json").read_text(encoding="utf-8"))
     ids = [prompt_ids(model, prompt) for prompt in prompts] + [prompt_ids(model, REPEATED, raw=True)]
@@ -82,7 +82,8 @@ def main() -> None:
     print(results.table(rows, COLUMNS))
     if given.output is not None:
         results.write(given.output, rows)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
