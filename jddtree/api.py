@@ -64,7 +64,7 @@ def prepare(
     tools: list[dict[str, Any]] | None = None,
     ignore_eos: bool = False,
     engine: Engine | None = None,
-    kernels: str | None = None,
+    kernels: str = "auto",
     capacity: dict[str, int | None] | None = None,
     cost: CostTable | str | Path | None = None,
     keep_costs: bool = True,
@@ -120,7 +120,7 @@ def _request(
     return request
 
 
-def _new_engine(model: Model, request: Request, capacity: dict[str, int | None], kernels: str | None) -> Engine:
+def _new_engine(model: Model, request: Request, capacity: dict[str, int | None], kernels: str) -> Engine:
     """An engine of the smallest shapes for a request, which is checked before compiling takes seconds to minutes"""
     shapes = default_capacity(model, request, **capacity)
     program = program_for(model, shapes, kernels)

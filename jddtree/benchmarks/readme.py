@@ -62,6 +62,11 @@ MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
 }
 
 
+def renamed(rows: list[results.Row]) -> list[results.Row]:
+    """Rows of a file as written, with today's names of implementations: "pallas" was that of the Triton kernels."""
+    return [row | {"implementation": "triton"} if row.get("implementation") == "pallas" else row for row in rows]
+
+
 def of_table(rows: list[results.Row], name: str) -> list[results.Row]:
     """The rows of one table of a file that holds several."""
     return [row for row in rows if row["table"] == name]
@@ -95,7 +100,7 @@ def _table(found: re.Match[str], root: Path) -> str:
     library = f"{name} {measured['versions'][name]}"
     origin = f"`{measured['command']}`, {measured['date'][:10]}, {measured['card']}, {library}"
     rows = [row | {"method": method_of(row["method"])} if "method" in row else row for row in measured["rows"]]
-    return f"{found[1]}{MADE_BY[found[2]](rows)}\n\n{origin}\n{found[3]}"
+    return f"{found[1]}{MADE_BY[found[2]](renamed(rows))}\n\n{origin}\n{found[3]}"
 
 
 if __name__ == "__main__":

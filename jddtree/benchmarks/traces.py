@@ -80,13 +80,13 @@ def measure(golden: Golden) -> Iterator[Row]:
     yield from decoding_rows(exact, "xla", golden.cases)
     wanted = scores(exact, "xla", golden.cases)
     rounded = _load("bfloat16")
-    yield from decoding_rows(rounded, None, golden.cases)
-    for kernels in (None, "xla"):
+    yield from decoding_rows(rounded, "auto", golden.cases)
+    for kernels in ("auto", "xla"):
         yield bfloat16_row(wanted, scores(rounded, kernels, golden.cases), kernels, golden)
 
 
-def decoding_rows(model: Model, kernels: str | None, cases: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    """A row for each decoder of the traces. kernels: implementation, None for the device's own."""
+def decoding_rows(model: Model, kernels: str, cases: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    """A row for each decoder of the traces. kernels: implementation, auto for the device's own."""
     engine = compile_engine(model, CAPACITY, kernels)
     for decoder in cases[0]["decoders"]:
         same = [_same(_decode(engine, _request(case, decoder)), case, decoder) for case in cases]
@@ -98,15 +98,13 @@ def decoding_rows(model: Model, kernels: str | None, cases: Sequence[dict[str, A
         }
 
 
-def scores(model: Model, kernels: str | None, cases: Sequence[dict[str, Any]]) -> list[TokenScores]:
+def scores(model: Model, kernels: str, cases: Sequence[dict[str, Any]]) -> list[TokenScores]:
     """What the target says at each token of the traces, teacher-forced."""
     scorer = Scorer(model, CAPACITY.context, kernels=kernels)
     return [_of_trace(scorer.score(case["prompt"]["ids"] + case["tokens"]), case) for case in cases]
 
 
-def bfloat16_row(
-    wanted: Sequence[TokenScores], found: Sequence[TokenScores], kernels: str | None, golden: Golden
-) -> Row:
+def bfloat16_row(wanted: Sequence[TokenScores], found: Sequence[TokenScores], kernels: str, golden: Golden) -> Row:
     """How far bfloat16 is from float32, beside the published run. wanted: float32."""
     tokens = np.array([token for case in golden.cases for token in case["tokens"]])
     exact, rounded = (np.concatenate([one.log_probs for one in some]) for some in (wanted, found))
@@ -155,8 +153,8 @@ def _same(rounds: Sequence[Sequence[int]], case: dict[str, Any], decoder: str) -
     return same_tokens, same_tokens and len(lengths) == len(wanted) and lengths[:-1] == wanted[:-1]
 
 
-def _row(part: str, dtype: str, kernels: str | None) -> Row:
-    return {"part": part, "dtype": dtype, "kernels": kernels or "device"}
+def _row(part: str, dtype: str, kernels: str) -> Row:
+    return {"part": part, "dtype": dtype, "kernels": kernels}
 
 
 def _failed(row: Row) -> bool:

@@ -122,7 +122,7 @@ def _settings(
         what.limit,
         what.batch,
         context,
-        how.implementation,
+        how.kernels,
         _origin(loaded, model, how),
         stop=tuple(request.stop or ()),
         ignore_eos=request.ignore_eos,

@@ -108,7 +108,7 @@ def prepared(
         system_prompt=request.system_prompt,
         thinking=request.thinking,
         ignore_eos=request.ignore_eos,
-        kernels=how.implementation,
+        kernels=how.kernels,
         capacity=shapes.fields(),
         cost=inputs.costs,
         keep_costs=how.compile_cache,

@@ -52,15 +52,12 @@ class RunOptions:
     coordinator: str | None = option(None, "HOST:PORT of process 0, when several processes run the model together.")
     processes: int | None = option(None, "How many processes there are.")
     process_id: int | None = option(None, "Which of them this one is, from 0.")
-    kernels: Literal["auto", "xla", "pallas"] = option("auto", "Kernels; auto is pallas on a GPU and xla elsewhere.")
+    kernels: Literal["auto", "xla", "triton", "mosaic"] = option(
+        "auto", "Kernels: auto is the best for this device, xla the plain twins, mosaic is for Hopper."
+    )
     compile_cache: bool = option(
         True, "Keep compiled programs in the user's cache folder.", "--compile-cache/--no-compile-cache"
     )
-
-    @property
-    def implementation(self) -> str | None:
-        """The kernels' implementation, None for the best of the device."""
-        return None if self.kernels == "auto" else self.kernels
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from jddtree.config import DrafterConfig, check_pair
 from jddtree.decoding import rounds
 from jddtree.decoding.budget import Pace
 from jddtree.decoding.calibration import UNCALIBRATED, Calibration
+from jddtree.decoding.compiling import compiler_options
 from jddtree.decoding.costs import UNKNOWN, CostTable
 from jddtree.decoding.program import Program
 from jddtree.decoding.requests import Request, check_request, controls_of
@@ -30,7 +31,6 @@ from jddtree.drafter_kinds import model_of
 from jddtree.errors import UserError
 from jddtree.limits import CHUNK, ROUNDS, ROWS, SEQUENCES
 from jddtree.models.parameters import Tree
-from pallas_kernels.common.versions import compiler_options
 
 LIMITS = {"rows": ROWS, "sequences": SEQUENCES, "rounds": ROUNDS, "chunk": CHUNK}
 

@@ -14,7 +14,7 @@ from jddtree.models.target import Target
 
 @dataclass(frozen=True)
 class Program:
-    """Everything that is fixed when the round is compiled. kernels: implementation of the kernels, None for the best.
+    """Everything that is fixed when the round is compiled. kernels: implementation, as in `pallas_kernels.common.choice`.
     axis: the mesh axis that the weights are split over, None on one device. observer: sees and may change which experts
     rows go to, for recorders and benchmarks.
     """
@@ -22,7 +22,7 @@ class Program:
     target: TargetConfig
     drafter: DrafterConfig | None
     capacity: Capacity
-    kernels: str | None = None
+    kernels: str = "auto"
     axis: str | None = None
     observer: Observer | None = None
 

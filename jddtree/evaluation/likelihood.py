@@ -42,7 +42,7 @@ class TokenScores(NamedTuple):
 class Scorer:
     """A compiled scorer of texts of up to `context` tokens."""
 
-    def __init__(self, model: Model, context: int, chunk: int = CHUNK, kernels: str | None = None):
+    def __init__(self, model: Model, context: int, chunk: int = CHUNK, kernels: str = "auto"):
         """Compile. Raises UserError for a context that the target does not take."""
         most = model.target.max_position_embeddings
         if not 2 <= context <= most or chunk < 1:
@@ -97,7 +97,7 @@ class Scorer:
 
 def _score_chunk(
     model: Model,
-    kernels: str | None,
+    kernels: str,
     weights: Tree,
     cache: jax.Array,
     inputs: jax.Array,

@@ -54,7 +54,7 @@ class JDDTreeLM(LM):
         max_tokens: int = 256,
         seed: int = 0,
         thinking: bool | None = None,
-        kernels: str | None = None,
+        kernels: str = "auto",
     ):
         """Nothing is compiled before it is needed. max_tokens: of an answer whose task sets none."""
         super().__init__()

@@ -24,7 +24,7 @@ class Settings:
 
     request: fields of `Request` (method, budget, temperature, top_p, seed ...). max_tokens: for examples without their
     own. thinking: None is the model's default. limit: first examples of each task, None for all. batch: sequences
-    decoded together. context: tokens of a sequence, None fits the longest. kernels: None for the best. origin: what
+    decoded together. context: tokens of a sequence, None fits the longest. kernels: their implementation. origin: what
     else answers depend on, like the checkpoint. stop: strings that end any answer, beside those of its example.
     ignore_eos: do not end at the model's stop tokens. system_prompt: put before prompts that are not raw. shapes: other
     fields of `Capacity` to set, None leaves them. tune: called with each engine once it is compiled, to set what it
@@ -37,7 +37,7 @@ class Settings:
     limit: int | None = None
     batch: int = 8
     context: int | None = None
-    kernels: str | None = None
+    kernels: str = "auto"
     origin: dict[str, Any] | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False

@@ -3,21 +3,18 @@
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
-from jddtree.parallel.mesh import total
-from pallas_kernels.common import wide
-from pallas_kernels.common.selection import Place
-from pallas_kernels.layer.gated_activation import gated_activation
-from pallas_kernels.layer.head_projection import takes
-from pallas_kernels.layer.residual_norm import RoutedRows, block_sum
-from pallas_kernels.layer.residual_norm import rms_norm as plain_rms_norm
-from pallas_kernels.layer.stack_matmul import stack_matmul
+from jddtree.models.kernels import Kernels
+from pallas_kernels.common import numerics, wide
+from pallas_kernels.common.addends import Addends
+from pallas_kernels.common.stack import Place
 
 
 class Weights(nnx.Module):
-    """A module whose parameters are the arrays of one group of the parameter table, each an attribute of its name."""
+    """A module whose parameters are the arrays of one group of the parameter table,
+    each an attribute of its name.
+    """
 
     def __init__(self, arrays: dict[str, jax.Array]):
         for name, array in arrays.items():
@@ -43,39 +40,15 @@ def contract(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Array:
-    """`residual_norm.rms_norm` with a parameter as its weight."""
-    return plain_rms_norm(x, weight[...], eps)
+    """`numerics.rms_norm` with a parameter as its weight."""
+    return numerics.rms_norm(x, weight[...], eps)
 
 
-def fitting_kernels(kernels: str | None, arrays: dict[str, jax.Array]) -> str | None:
-    """`kernels`, or "xla" where the layers' stacks have a size that a kernel does not take.
+def gated_mlp(x: jax.Array, stacks: tuple[nnx.Param, nnx.Param, nnx.Param], place: Place, kernels: Kernels) -> Addends:
+    """down(silu(gate x) * up x) of the layer at `place`, no biases; a rank's part where the width is split.
 
-    Kernels let one another be launched early, which a twin among them, made by XLA, must not be (`early_launch`).
-    """
-    products = [array for array in arrays.values() if array.ndim == 3 and jnp.issubdtype(array.dtype, jnp.floating)]
-    factors = [arrays[name] for name in ("k_up", "v_up") if name in arrays]
-    fit = all(array.shape[2] % 32 == 0 for array in products) and all(map(takes, factors))
-    return kernels if fit else "xla"
-
-
-def gated_mlp(
-    x: jax.Array, stacks: tuple[nnx.Param, nnx.Param, nnx.Param], place: Place, kernels: str | None, early: bool
-) -> jax.Array:
-    """down(silu(gate x) * up x) of the layer at `place`, no biases, as the partial sums of `stack_matmul`; a rank's
-    part where the width is split. x: [T, H]; stacks: gate, up and down, each [layers, out, in]; early: as there.
+    x: [T, H]; stacks: gate, up and down, each [layers, out, in].
     """
     gate, up, down = (stack[...] for stack in stacks)
-    inner = gated_activation(stack_matmul(x, [gate, up], place, kernels), x.dtype, kernels)
-    return stack_matmul(inner, [down], place, kernels, early)
-
-
-def meet(
-    parts: list[jax.Array], routed: RoutedRows | None, axis: str | None
-) -> tuple[list[jax.Array], RoutedRows | None]:
-    """What a block made, float32 [parts, T, H] each, the same on every rank; without an axis it is added up where it is
-    read.
-    """
-    if axis is None:
-        return parts, routed
-    kind = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
-    return [total(block_sum(parts, routed, kind), axis)[None]], None
+    activated = kernels.gated_activation(kernels.matmul(x, [gate, up], place), x.dtype)
+    return kernels.project_out(activated, down, place)

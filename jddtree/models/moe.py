@@ -1,41 +1,39 @@
-"""The routed experts of all MoE layers: INT4, packed, and either slices of every expert or whole ones on a rank."""
-
-from typing import Any
+"""The routed experts of all MoE layers: INT4, packed,
+and either slices of every expert or whole ones on a rank.
+"""
 
 import jax
 from jax import lax
 
 from jddtree.config import TargetConfig
+from jddtree.models.kernels import Kernels
 from jddtree.models.layers import Weights
-from pallas_kernels.common.selection import Place
-from pallas_kernels.experts.api import PackedExperts, expert_rows
-from pallas_kernels.layer.residual_norm import RoutedRows
+from pallas_kernels.common.addends import Addends
+from pallas_kernels.common.stack import Place
+from pallas_kernels.experts.api import PackedExperts
 
 
 class Experts(Weights):
-    """arrays: those of group "experts" of `models.parameters`, all of them, or this rank's slices or experts."""
+    """arrays: those of group "experts" of `models.parameters`, all of them,
+    or this rank's slices or experts.
+    """
 
-    def __init__(
-        self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None = None, axis: str | None = None
-    ):
+    def __init__(self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: Kernels):
         super().__init__({name: _one_stack(array) for name, array in arrays.items()})
-        self.config, self.kernels, self.axis = config, kernels, axis
+        self.config = config
+        self.kernels = kernels
 
-    def __call__(
-        self, x: jax.Array, ids: jax.Array, weights: jax.Array, valid: jax.Array, place: Place
-    ) -> RoutedRows | jax.Array:
-        """What the routed experts of the layer at `place` give for rows [T, H]: a row for each choice, still to be
-        added up, or their sum [T, H] in `wide.sum_dtype`; a rank's part of it under a mesh.
+    def __call__(self, x: jax.Array, ids: jax.Array, weights: jax.Array, valid: jax.Array, place: Place) -> Addends:
+        """What the routed experts of the layer at `place` give for rows [T, H]; a rank's part of it under a
+        mesh.
 
         ids int32 and weights float32 [T, k]; valid: int32 [T], rows with 0 are routed nowhere.
         """
-        experts = PackedExperts(**self.arrays())
-        held = experts.number // self.config.num_moe_layers
-        if self.axis is not None and held < self.config.n_routed_experts:
-            ids = ids - lax.axis_index(self.axis) * held
-        early = self.axis is None  # ranks add up what they made by XLA
-        settings: dict[str, Any] = {"num_experts": held, "implementation": self.kernels, "early": early}
-        return expert_rows(x, ids, weights, valid, experts, place, **settings)
+        packed = PackedExperts(**self.arrays())
+        of_layer = packed.number // self.config.num_moe_layers
+        if self.kernels.axis is not None and of_layer < self.config.n_routed_experts:
+            ids = ids - lax.axis_index(self.kernels.axis) * of_layer  # a rank holds whole experts
+        return self.kernels.experts(x, ids, weights, valid, packed, place, of_layer)
 
 
 def _one_stack(experts: jax.Array) -> jax.Array:

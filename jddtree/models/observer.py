@@ -3,7 +3,7 @@
 import jax
 
 from jddtree.models.parameters import Tree
-from pallas_kernels.common.selection import Place
+from pallas_kernels.common.stack import Place
 
 
 class Observer:

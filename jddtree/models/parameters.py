@@ -2,16 +2,17 @@
 
 A drafter's table is of the same form and stands beside its converter (`converters.dflash`).
 
-A parameter tree is a nested dict of arrays; its paths are dotted here ("moe.q_b"). Layers of one kind are stacked along
-the leading axis, so that a layer loop is one scan. Routed experts of all layers stand in one array whose leading axis
-is layer * experts + expert: the loop passes an index and copies nothing (design, section 5).
+A parameter tree is a nested dict of arrays; its paths are dotted here ("moe.q_b"). Layers of one kind are
+stacked along the leading axis, so that a layer loop is one scan. Routed experts of all layers stand in one
+array whose leading axis is layer * experts + expert: the loop passes an index and copies nothing (design,
+section 5).
 
 Differences from the Hugging Face tensors, all made while reading a checkpoint:
 * the rotary rows of q_b and kv_a are in half-split order (even dimensions first), so the cache is too;
 * kv_b is split per head into k_up and v_up, the two factors of the absorbed form;
 * experts are in the tile order of `converters.packing`.
-Router weights are bfloat16 in checkpoints and stay so: a product of bfloat16 numbers is exact in float32, where logits
-are summed.
+Router weights are bfloat16 in checkpoints and stay so: a product of bfloat16 numbers is exact in float32,
+where logits are summed.
 """
 
 from dataclasses import dataclass, replace
@@ -24,10 +25,12 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One array. dtype: "compute" (bfloat16 or float32, chosen at load), "float32" or "int32" (packed INT4 and scales).
+    """One array. dtype: "compute" (bfloat16 or float32, chosen at load), "float32" or "int32" (packed INT4
+    and scales).
 
-    split: the axis divided over the ranks of a mesh; None is replicated. unit: entries of that axis that stay together
-    (the rows of a head). Where ranks * unit does not divide it, a mesh pads with zeros, which change nothing.
+    split: the axis divided over the ranks of a mesh; None is replicated. unit: entries of that axis that stay
+    together (the rows of a head). Where ranks * unit does not divide it, a mesh pads with zeros, which change
+    nothing.
     """
 
     shape: tuple[int, ...]
@@ -38,7 +41,8 @@ class Parameter:
 
 def target_parameters(config: TargetConfig) -> dict[str, Parameter]:
     """The target's parameters by dotted path."""
-    hidden, vocab = config.hidden_size, config.vocab_size
+    hidden = config.hidden_size
+    vocab = config.vocab_size
     table = {
         "embed": Parameter((vocab, hidden), split=0),
         "norm": Parameter((hidden,)),
@@ -68,7 +72,9 @@ def nest(flat: dict[str, Any]) -> Tree:
 
 
 def _attention(config: TargetConfig) -> dict[str, Parameter]:
-    hidden, heads, latent = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
+    hidden = config.hidden_size
+    heads = config.num_attention_heads
+    latent = config.kv_lora_rank
     query = config.qk_nope_head_dim + config.qk_rope_head_dim
     return {
         "input_norm": Parameter((hidden,)),
@@ -94,9 +100,12 @@ def gated_mlp(name: str, hidden: int, width: int) -> dict[str, Parameter]:
 
 
 def _experts(config: TargetConfig) -> dict[str, Parameter]:
-    """Tile order: [expert, row tile, column tile, words]; scales hold two bfloat16 a word (`converters.packing`)."""
+    """Tile order: [expert, row tile, column tile, words];
+    scales hold two bfloat16 a word (`converters.packing`).
+    """
     count = config.num_moe_layers * config.n_routed_experts
-    hidden, width = config.hidden_size, config.moe_intermediate_size
+    hidden = config.hidden_size
+    width = config.moe_intermediate_size
     return {
         "experts.gate_up": Parameter((count, width // 32, hidden // 32, 256), "int32", split=1, unit=2),
         "experts.gate_up_scale": Parameter((count, width // 32, hidden // 32, 32), "int32", split=1, unit=2),

@@ -1,7 +1,7 @@
 """The devices that one model runs on: one mesh axis, and the sums over it.
 
-Inside the compiled round every rank holds its slices and calls `total` where partial sums meet; without a mesh the
-axis is None and the same code runs on one device.
+Inside the compiled round every rank holds its slices and calls `psum_float32` where partial sums meet; without a mesh
+the axis is None and the same code runs on one device.
 """
 
 import jax
@@ -29,7 +29,7 @@ def make_mesh(count: int | None = None) -> Mesh:
     return Mesh(np.array(devices[:count]), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def total(partial: jax.Array, axis: str | None) -> jax.Array:
+def psum_float32(partial: jax.Array, axis: str | None) -> jax.Array:
     """Sum of every rank's partial result, float32; added up in the dtype given, float32 or float64.
 
     Raises ValueError for another dtype: bfloat16 sums have flipped greedy tokens in other engines.

@@ -37,13 +37,13 @@ def default_capacity(model: Model, request: Request, **changes: Any) -> Capacity
     return Capacity(**{"rows": rows, "candidates": candidates, "context": context, **given})
 
 
-def program_for(model: Model, capacity: Capacity, kernels: str | None = None) -> Program:
+def program_for(model: Model, capacity: Capacity, kernels: str = "auto") -> Program:
     """What to compile for a capacity; without room for a node the drafter is left out."""
     drafter = model.drafter if capacity.rows > 1 else None
     return Program(model.target, drafter, capacity, kernels, AXIS if model.mesh else None)
 
 
-def compile_engine(model: Model, capacity: Capacity, kernels: str | None = None) -> Engine:
+def compile_engine(model: Model, capacity: Capacity, kernels: str = "auto") -> Engine:
     """Compile prefill and rounds for a capacity. Raises UserError when the capacity cannot work."""
     program = program_for(model, capacity, kernels)
     weights = model.weights if program.drafter else {"target": model.weights["target"]}

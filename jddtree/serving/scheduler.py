@@ -199,9 +199,9 @@ def answers(model: Model, engine: Engine, jobs: Sequence[Job]) -> Iterator[Answe
     while scheduler.busy:
         begun = time.perf_counter()
         for ticket, piece in scheduler.step():
-            job = tickets[ticket]
-            job.begun = begun if job.begun is None else job.begun
-            job.pieces.append(piece)
+            answered = tickets[ticket]
+            answered.begun = begun if answered.begun is None else answered.begun
+            answered.pieces.append(piece)
             if piece.finish_reason is not None:
                 yield _answer(tickets.pop(ticket))
 

@@ -1,7 +1,12 @@
-"""Ancestor words: which row of a tree sees which, as bits.
+"""Ancestor bits: which row of a tree sees which.
 
-uint32 [..., C, ceil(C / 32)]: bit j of row i, in word j // 32, says that row i sees row j. A live row sees itself; a
-row without any bit is padding.
+uint32 [..., C, ceil(C / 32)]: bit j of row i, in word j // 32, says that row i sees row j. A live row sees
+itself; a row without any bit is padding. Row 0 with children 1 and 2, and 3 a child of 1:
+  row   sees        bits
+  0     0           0001
+  1     0, 1        0011
+  2     0, 2        0101
+  3     0, 1, 3     1011
 """
 
 import math
@@ -14,7 +19,7 @@ TREE_TILE = 64  # rows of a tree that the Hopper kernel reads at once
 
 
 def visible(ancestors: jax.Array, count: int) -> jax.Array:
-    """Unpack ancestor words uint32 [..., C, W] to bool [..., C, count]."""
+    """Unpack ancestor bits uint32 [..., C, W] to bool [..., C, count]."""
     column = jnp.arange(count, dtype=jnp.uint32)
     words = jnp.take(ancestors, (column // 32).astype(jnp.int32), axis=-1)
     shifts = jnp.broadcast_to(column % 32, words.shape)
@@ -31,13 +36,17 @@ def pack(bits: jax.Array) -> jax.Array:
 
 
 def causal_words(valid: jax.Array) -> jax.Array:
-    """Ancestor words uint32 [B, C, W] of a chunk: row i sees rows 0..i. valid: bool [B, C], a prefix per sequence."""
+    """Ancestor bits uint32 [B, C, W] of a chunk: row i sees rows 0..i.
+    valid: bool [B, C], a prefix per sequence.
+    """
     sees = pack(jnp.tril(jnp.ones((valid.shape[1], valid.shape[1]), bool)))
     return jnp.where(valid[:, :, None], sees[None], jnp.uint32(0))
 
 
-def query_words(ancestors: jax.Array, heads: int) -> jax.Array:
-    """Ancestor words by query row, as the Hopper kernel reads them: int32 [B, 2 * tree tiles, C * heads + 64]."""
+def query_bits(ancestors: jax.Array, heads: int) -> jax.Array:
+    """Ancestor bits by query row, as the Hopper kernel reads them:
+    int32 [B, 2 * tree tiles, C * heads + 64].
+    """
     tiles = math.ceil(ancestors.shape[1] / TREE_TILE)
     words = jnp.repeat(jnp.swapaxes(ancestors, 1, 2), heads, axis=2)
     words = jnp.pad(words, ((0, 0), (0, 2 * tiles - words.shape[1]), (0, TREE_TILE)))

@@ -2,24 +2,25 @@
 
 Contract of `tree_attention`:
     queries    [B, C, heads, D + R]   D latent values and R rotated ones per head, in the compute dtype
-    cache      [layers, B, S, D + R]  committed tokens; entries at `lengths` and beyond may hold anything, NaN included
+    cache      [layers, B, S, D + R]  committed tokens; what is at `lengths` and beyond may hold NaN
     layer      int32                  which layer of the cache is read; the stack is read in place
     lengths    int32 [B]              committed tokens, read on the device
-    rows       [B, C, D + R]          the tree's own latents; rows that nobody sees may hold anything. Or those of all
-                                      layers [layers, B, P, D + R] with P >= C, read in place: zeros where they are
-                                      padding
+    rows       [B, C, D + R]          the tree's own latents; rows that nobody sees may hold NaN. Or those
+                                      of all layers [layers, B, P, D + R] with P >= C, read in place: zeros
+                                      where they are padding; P is best `padded_rows` of C
     ancestors  uint32 [B, C, ceil(C / 32)]  bit j of row i: row i sees row j; its own bit included
     result     [B, C, heads, D]       in the dtype of `queries`; a row that sees nothing gives 0
-Every row sees the whole committed prefix and its ancestors; keys are [D + R], values their first D entries. A chunk of
-a prompt is the tree in which every row sees the rows before it. A row without any bit is padding and sees the prefix
-neither. Scores and sums are float32, and results repeat bit for bit.
+Every row sees the whole committed prefix and its ancestors; keys are [D + R], values their first D entries. A
+chunk of a prompt is the tree in which every row sees the rows before it. A row without any bit is padding and
+sees the prefix neither. Scores and sums are float32, and results repeat bit for bit.
 
-implementation: "xla" plain JAX on any device; "mosaic" the Hopper kernel (jax 0.11, bfloat16, D = 512, R = 64, S a
-multiple of 8); "triton" the portable one (powers of two, D >= 32, R >= 16); "pallas" the best kernel for this device:
-"mosaic" on Hopper where it fits, else "triton", but "xla" for float32 on a GPU; None "pallas" on a GPU, else "xla".
-words: `query_words` of the ancestors, for callers that make them once for all layers.
-interpret: run a kernel on the CPU; None where there is no GPU.
-ValueError: an unknown implementation, or operands that do not fit together or the named one, with both values.
+implementation: "mosaic" is the Hopper kernel (jax 0.11, bfloat16, D = 512, R = 64, S a multiple of 8),
+"triton" the portable one (powers of two, D >= 32, R >= 16). "auto" on a GPU is "mosaic" on Hopper where it
+fits, else "triton", but "xla" for float32.
+query_bits: those of the ancestors (`tree_attention_words`), for callers that make them once for all layers.
+
+ValueError: an unknown implementation, or operands that do not fit together or the named one, with both
+values.
 """
 
 from dataclasses import replace
@@ -29,16 +30,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.attention.ancestor_bits import TREE_TILE, causal_words, query_words, visible
+from pallas_kernels.attention.ancestor_bits import TREE_TILE, causal_words, visible
 from pallas_kernels.attention.launch import attention_launch
 from pallas_kernels.attention.triton import tree_attention_triton
 from pallas_kernels.attention.xla import KEY_BLOCK, tree_attention_xla
-from pallas_kernels.common.versions import mosaic_supported
-from pallas_kernels.experts.launch import gpu_generation
+from pallas_kernels.common.choice import choose, on_gpu
+from pallas_kernels.common.device import gpu_generation, mosaic_supported
 
-__all__ = ["IMPLEMENTATIONS", "KEY_BLOCK", "TREE_TILE", "causal_words", "query_words", "tree_attention", "visible"]
+__all__ = ["KEY_BLOCK", "causal_words", "mosaic_misfit", "padded_rows", "tree_attention", "visible"]
 
-IMPLEMENTATIONS = ("xla", "pallas", "mosaic", "triton")
 INTERPRETED_MULTIPROCESSORS = 6
 
 
@@ -52,21 +52,20 @@ def tree_attention(
     *,
     latent_size: int,
     scale: float,
-    implementation: str | None = None,
-    words: jax.Array | None = None,
-    interpret: bool | None = None,
+    implementation: str = "auto",
+    query_bits: jax.Array | None = None,
 ) -> jax.Array:
     """Attend as the module says. scale: positive, of the scores."""
     _check(queries, cache, lengths, rows, ancestors, latent_size, scale)
     layer = jnp.asarray(layer, jnp.int32)
     sizes: dict[str, Any] = {"latent_size": latent_size, "scale": scale}
-    interpret = jax.default_backend() != "gpu" if interpret is None else interpret
-    chosen = _choose(implementation, queries, cache, latent_size, interpret)
+    chosen = choose(implementation, lambda: _best(queries, cache, latent_size))
     if rows.ndim == 4 and chosen != "mosaic":
         rows = lax.dynamic_index_in_dim(rows, layer, keepdims=False)[:, : queries.shape[1]]
     operands = queries, cache, layer, lengths, rows, ancestors
     if chosen == "xla":
         return tree_attention_xla(*operands, **sizes)
+    interpret = not on_gpu()
     batch, count, heads, _ = queries.shape
     launch = attention_launch(batch * count * heads)
     if interpret:  # programs run one by one, idle ones too
@@ -79,32 +78,37 @@ def tree_attention(
     from pallas_kernels.attention.mosaic import interpreter, tree_attention_mosaic
 
     interpreted = interpreter() if interpret else None
-    return tree_attention_mosaic(*operands, **sizes, launch=launch, words=words, interpret=interpreted)
+    return tree_attention_mosaic(*operands, **sizes, launch=launch, query_bits=query_bits, interpret=interpreted)
 
 
-def _choose(implementation: str | None, queries: jax.Array, cache: jax.Array, latent_size: int, interpret: bool) -> str:
-    """The implementation's name without None and "pallas"."""
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"implementation must be None or one of {IMPLEMENTATIONS}, got {implementation!r}")
-    if implementation is None and jax.default_backend() != "gpu":
-        return "xla"
-    if implementation not in (None, "pallas"):
-        return implementation
-    if interpret:
-        return "triton"
-    if queries.dtype == jnp.float32:
-        return "xla"
-    return "mosaic" if _mosaic_fits(queries, cache, latent_size) else "triton"
+def padded_rows(count: int) -> int:
+    """How many places the own rows of a tree of `count` rows should have,
+    so that no kernel has to pad them.
+    """
+    return -(-count // TREE_TILE) * TREE_TILE
 
 
-def _mosaic_fits(queries: jax.Array, cache: jax.Array, latent_size: int) -> bool:
-    if gpu_generation() != "sm_90" or not mosaic_supported():
-        return False
+def mosaic_misfit(dtype: jnp.dtype, latent_size: int, width: int, capacity: int) -> str | None:
+    """Why the Mosaic kernel does not take such operands on this machine, None if it does. width: of a latent,
+    rotated part included; capacity: keys of the cache.
+    """
+    if not mosaic_supported():
+        return f"needs jax 0.11 or later, this is {jax.__version__}"
+    if gpu_generation() != "sm_90":
+        return f"needs a Hopper GPU (sm_90), this is {gpu_generation()}"
     try:
         from pallas_kernels.attention.mosaic import unsupported
-    except ModuleNotFoundError:
-        return False
-    return unsupported(queries.dtype, latent_size, queries.shape[-1], cache.shape[2]) is None
+    except ModuleNotFoundError as error:
+        return f"needs the package {error.name}"
+    return unsupported(dtype, latent_size, width, capacity)
+
+
+def _best(queries: jax.Array, cache: jax.Array, latent_size: int) -> str:
+    """The implementation for these operands on a GPU"""
+    if queries.dtype == jnp.float32:
+        return "xla"
+    misfit = mosaic_misfit(queries.dtype, latent_size, queries.shape[-1], cache.shape[2])
+    return "mosaic" if misfit is None else "triton"
 
 
 def _check(

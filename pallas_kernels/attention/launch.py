@@ -1,21 +1,25 @@
-"""Launch table of tree attention: how the work is cut, by GPU generation and number of query rows.
+"""Launch table of attention: how the work is cut, by GPU generation and number of query rows.
 
-Only sm_90 was tuned, on an H200, for the sizes of K2.6 (512 latent values, 64 rotated). What the entries follow from:
-  * Mosaic: a program is alone on its multiprocessor and costs the same time per block of 64 keys whatever its rows, so
-    there are as many splits as fill the card once (`mosaic_splits`), and as few row tiles as possible;
-  * Triton: 64 rows by 32 keys spill a little but reuse the keys most; up to 16 rows the small tile reads no more and
-    leaves two programs a multiprocessor. sm_120 has 99 KB of shared memory, which 32 by 32 keys in two stages fit;
+Only sm_90 was tuned, on an H200, for the sizes of K2.6 (512 latent values, 64 rotated). What the entries
+follow from:
+  * Mosaic: a program is alone on its multiprocessor and costs the same time per block of 64 keys whatever its
+    rows, so there are as many splits as fill the card once (`splits`), and as few row tiles as
+    possible;
+  * Triton: 64 rows by 32 keys spill a little but reuse the keys most; up to 16 rows the small tile reads no
+    more and leaves two programs a multiprocessor. sm_120 has 99 KB of shared memory, which 32 by 32 keys in
+    two stages fit;
   * merge: about 4,096 partial values a program; it is bound by latency when there are few programs;
-  * `min_blocks`: up to 136 rows the partial results of many splits cost more than two more blocks in each (16 rows of 8
-    heads at 4k: 16.2 us, against 17.5 with 1); at 32k and beyond every split has more blocks than that anyway;
-  * `ahead`: measured slower for every value above 0 (33 rows at 131k: 161 us, against 173 to 204 for 2 to 8), so the
-    score warpgroup is not what a block waits for.
+  * `min_blocks`: up to 136 rows the partial results of many splits cost more than two more blocks in each (16
+    rows of 8 heads at 4k: 16.2 us, against 17.5 with 1); at 32k and beyond every split has more blocks than
+    that anyway;
+  * a drafter's block has few rows and small heads: the Triton tile of 64 keys, and the merge of Triton's
+    partial sums.
 """
 
 import math
 from dataclasses import dataclass
 
-from pallas_kernels.experts.launch import gpu_generation
+from pallas_kernels.common.device import MULTIPROCESSORS, gpu_generation
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,6 @@ class AttentionLaunch:
     triton_merge: MergeLaunch
     multiprocessors: int
     min_blocks: int = 1  # key blocks that are worth a split of their own
-    partial: str = "float32"  # Mosaic: dtype of the partial sums; "bfloat16" halves what the merge reads
-    ahead: int = 0  # Mosaic: chunks of the next block multiplied while a block's softmax runs, 0 to 8
 
 
 SMALL = TritonLaunch(tile_rows=16, tile_keys=64, warps=4, stages=2)
@@ -57,6 +59,12 @@ LARGE = TritonLaunch(tile_rows=64, tile_keys=32, warps=8, stages=2)
 NARROW = TritonLaunch(tile_rows=32, tile_keys=32, warps=4, stages=2)
 FEW_ROWS = MergeLaunch(rows=1, columns=32, splits=32)
 ROW_MAJOR = MergeLaunch(rows=4, columns=64, splits=16)
+MERGE_STAGES = 1
+
+DRAFT_TILE_KEYS = 64
+MOST_DRAFT_TILE_ROWS = 64
+DRAFT_WARPS = 4
+DRAFT_STAGES = 2
 
 
 def _table(multiprocessors: int, small: TritonLaunch, large: TritonLaunch) -> tuple[AttentionLaunch, ...]:
@@ -71,12 +79,13 @@ def _table(multiprocessors: int, small: TritonLaunch, large: TritonLaunch) -> tu
     )
 
 
-GENERATIONS = (
-    ("sm_80", _table(108, SMALL, NARROW)),
-    ("sm_90", _table(132, SMALL, LARGE)),
-    ("sm_100", _table(148, SMALL, LARGE)),
-    ("sm_120", _table(188, TritonLaunch(16, 32, 4, 2), NARROW)),
-)
+TILES = {
+    "sm_80": (SMALL, NARROW),
+    "sm_90": (SMALL, LARGE),
+    "sm_100": (SMALL, LARGE),
+    "sm_120": (TritonLaunch(tile_rows=16, tile_keys=32, warps=4, stages=2), NARROW),
+}
+GENERATIONS = tuple((name, _table(MULTIPROCESSORS[name], *tiles)) for name, tiles in TILES.items())
 
 
 def attention_launch(rows: int, generation: str | None = None) -> AttentionLaunch:
@@ -86,7 +95,9 @@ def attention_launch(rows: int, generation: str | None = None) -> AttentionLaunc
 
 
 def tile_rows(rows: int, limit: int) -> int:
-    """Rows of a tile, a multiple of 8 up to `limit`: as few tiles as possible, then as narrow as they can be."""
+    """Rows of a tile, a multiple of 8 up to `limit`:
+    as few tiles as possible, then as narrow as they can be.
+    """
     tiles = math.ceil(rows / limit)
     return math.ceil(rows / (tiles * 8)) * 8
 

@@ -1,13 +1,13 @@
 """Tree attention by a Mosaic GPU kernel (Hopper): partial results of every split of the keys, then the merge.
 
-  operands   cache flattened to [.., 576], so that layer and sequence are a row offset of the TMA copies and the stack
-             is read in place; queries and rows as well, padded, zeros for rows that are padding; ancestor words by
-             query row (the same in every layer: XLA moves them out of a layer loop)
-  split      tree_attention_mosaic_split.py -> sums [splits, tiles, 512, N] not yet divided, float32 or as the launch
-             says, maximum and total float32 [splits, tiles, 64] in units of log2; splits without work stay unwritten
+  operands   cache flattened to [.., 576], so that layer and sequence are a row offset of the TMA copies and
+             the stack is read in place; queries and rows as well, padded, zeros for rows that are padding;
+             ancestor bits by query row (the same in every layer: XLA moves them out of a layer loop)
+  split      tree_attention_mosaic_split.py -> sums float32 [splits, tiles, 512, N] not yet divided, maximum
+             and total float32 [splits, tiles, 64] in units of log2; splits without work stay unwritten
   merge      tree_attention_merge.py (Pallas-Triton)
-Needs jax 0.11, bfloat16, 512 latent and 64 rotated values and a cache of 64 keys or more, a multiple of 8; ValueError
-otherwise.
+Needs jax 0.11, bfloat16, 512 latent and 64 rotated values and a cache of 64 keys or more, a multiple of 8;
+ValueError otherwise.
 """
 
 import functools
@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.attention import ancestor_bits as tree_attention_words
 from pallas_kernels.attention import mosaic_split as split
-from pallas_kernels.attention.ancestor_bits import TREE_TILE, query_words, visible
+from pallas_kernels.attention.ancestor_bits import TREE_TILE, visible
 from pallas_kernels.attention.launch import AttentionLaunch, splits, tile_rows
 from pallas_kernels.attention.merge import Partials, merge
 from pallas_kernels.attention.partition import Partition
@@ -30,11 +31,14 @@ TILING_ROWS = 8  # a TMA copy into tiled shared memory starts at a multiple of t
 
 def unsupported(dtype: jnp.dtype, latent_size: int, width: int, capacity: int) -> str | None:
     """Why these operands do not fit the kernel, None if they do."""
-    found = f"{dtype}, {latent_size} latent of {width} values and {capacity} keys"
-    wanted = f"{jnp.dtype(jnp.bfloat16)}, {split.LATENT} latent of {split.LATENT + split.ROTATED} values"
-    fits = dtype == jnp.bfloat16 and latent_size == split.LATENT and width == split.LATENT + split.ROTATED
-    fits = fits and capacity >= split.KEYS and capacity % TILING_ROWS == 0
-    return None if fits else f"needs {wanted} and {split.KEYS} keys or more, a multiple of {TILING_ROWS}, got {found}"
+    wanted_width = split.LATENT + split.ROTATED
+    sizes_fit = latent_size == split.LATENT and width == wanted_width
+    capacity_fits = capacity >= split.KEYS and capacity % TILING_ROWS == 0
+    if dtype == jnp.bfloat16 and sizes_fit and capacity_fits:
+        return None
+    wanted = f"{jnp.dtype(jnp.bfloat16)}, {split.LATENT} latent of {wanted_width} values"
+    wanted = f"{wanted} and {split.KEYS} keys or more, a multiple of {TILING_ROWS}"
+    return f"needs {wanted}, got {dtype}, {latent_size} latent of {width} values and {capacity} keys"
 
 
 def tree_attention_mosaic(
@@ -48,43 +52,47 @@ def tree_attention_mosaic(
     latent_size: int,
     scale: float,
     launch: AttentionLaunch,
-    words: jax.Array | None = None,
+    query_bits: jax.Array | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """As tree_attention.tree_attention. interpret: plgpu.InterpretGPUParams to run on the CPU, None for a GPU."""
+    """As tree_attention.tree_attention. interpret:
+    plgpu.InterpretGPUParams to run on the CPU, None for a GPU.
+    """
     if reason := unsupported(queries.dtype, latent_size, queries.shape[-1], cache.shape[2]):
         raise ValueError(f"implementation 'mosaic' {reason}")
-    if words is None:
-        words = query_words(ancestors, queries.shape[2])
-    tiles = words.shape[1] // 2 * TREE_TILE
+    bits = tree_attention_words.query_bits(ancestors, queries.shape[2]) if query_bits is None else query_bits
+    places = bits.shape[1] // 2 * TREE_TILE
     stacked = rows.ndim == 4
-    if not stacked or rows.shape[2] != tiles:
-        own = lax.dynamic_index_in_dim(rows, layer, keepdims=False)[:, : queries.shape[1]] if stacked else rows
-        rows = _padded(_without_padding(own, ancestors), tiles)[None]
-    partials = split_attention(queries, cache, layer, lengths, rows, words, scale, launch, interpret)
+    if not stacked or rows.shape[2] != places:
+        if stacked:
+            rows = lax.dynamic_index_in_dim(rows, layer, keepdims=False)[:, : queries.shape[1]]
+        rows = _padded(_without_padding(rows, ancestors), places)[None]
+    partials = _split_attention(queries, cache, layer, lengths, rows, bits, scale, launch, interpret)
     return merge(partials, lengths, ancestors, queries, launch.merge, interpret is not None)
 
 
-def split_attention(
+def _split_attention(
     queries: jax.Array,
     cache: jax.Array,
     layer: jax.Array,
     lengths: jax.Array,
     rows: jax.Array,
-    words: jax.Array,
+    query_bits: jax.Array,
     scale: float,
     launch: AttentionLaunch,
-    interpret: Any = None,
+    interpret: Any,
 ) -> Partials:
-    """What every split contributes. rows: whole tree tiles of all layers or, on an axis of 1, of this one; zeros where
-    they are padding."""
+    """What every split contributes. rows: whole tree tiles of all layers or, on an axis of 1, of this one;
+    zeros where they are padding
+    """
     shape = _shape(queries, cache, scale, launch, rows.shape[0] > 1, interpret is not None)
-    count, programs = shape.partition.splits, shape.sequences * shape.tiles
-    struct, f32 = jax.ShapeDtypeStruct, jnp.float32
-    per_row = struct((count, programs, split.ROWS), f32)
+    count = shape.partition.splits
+    programs = shape.sequences * shape.tiles
+    sums = jax.ShapeDtypeStruct((count, programs, split.LATENT, shape.rows_per_tile), jnp.float32)
+    per_row = jax.ShapeDtypeStruct((count, programs, split.ROWS), jnp.float32)
     call = plgpu.kernel(
         functools.partial(split.split_kernel, shape=shape),
-        out_type=(struct((count, programs, split.LATENT, shape.rows_per_tile), launch.partial), per_row, per_row),
+        out_type=(sums, per_row, per_row),
         scratch_types=split.scratch(),
         grid=(count, programs),
         grid_names=("split", "tile"),
@@ -94,19 +102,24 @@ def split_attention(
         **({} if interpret is None else {"interpret": interpret}),
     )
     width = queries.shape[-1]
-    sums, maximum, total = call(
+    partial_sums, maximum, total = call(
         _padded(queries.reshape(shape.sequences, -1, width), shape.query_rows).reshape(-1, width),
         cache.reshape(-1, width),
         rows.reshape(-1, width),
         layer.reshape(1),
         lengths,
-        words,
+        query_bits,
     )
-    return Partials(sums, maximum, total, shape.partition, shape.rows_per_tile, rows_last=True)
+    return Partials(partial_sums, maximum, total, shape.partition, shape.rows_per_tile, rows_last=True)
 
 
 def _shape(
-    queries: jax.Array, cache: jax.Array, scale: float, launch: AttentionLaunch, stacked: bool, interpret: bool
+    queries: jax.Array,
+    cache: jax.Array,
+    scale: float,
+    launch: AttentionLaunch,
+    stacked: bool,
+    interpret: bool,
 ) -> split.Shape:
     sequences, tree_rows, heads, _ = queries.shape
     rows_per_tile = tile_rows(tree_rows * heads, split.ROWS)
@@ -124,7 +137,6 @@ def _shape(
         sequences=sequences,
         capacity=cache.shape[2],
         factor=scale * math.log2(math.e),
-        ahead=launch.ahead,
         stacked=stacked,
         interpret=interpret,
     )

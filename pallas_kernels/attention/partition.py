@@ -1,7 +1,9 @@
-"""How the keys of one sequence are cut over the programs of tree attention; scalar code that runs inside the kernels.
+"""How the keys of one sequence are cut over the programs of tree attention; scalar code that runs inside the
+kernels.
 
-The committed keys are blocks 0 .. prefix - 1 of `keys` keys each, the last one perhaps partly filled; the tree's own
-rows follow as `tree_blocks` more. Every split takes `per_split` blocks in a row, the last ones fewer or none.
+The committed keys are blocks 0 .. prefix - 1 of `keys` keys each, the last one perhaps partly filled; the
+tree's own rows follow as `tree_blocks` more. Every split takes `per_split` blocks in a row, the last ones
+fewer or none.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ from jax import lax
 
 @dataclass(frozen=True)
 class Partition:
-    """Static part of the cut: block size, tree blocks, splits, and the fewest blocks that are worth a split."""
+    """Static part of the cut: block size, tree blocks, splits,
+    and the fewest blocks that are worth a split.
+    """
 
     keys: int
     tree_blocks: int

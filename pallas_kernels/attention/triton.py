@@ -1,15 +1,17 @@
-"""Tree attention in Pallas-Triton, the portable implementation: partial results of splits of the keys, then a merge.
+"""Tree attention in Pallas-Triton, the portable implementation: partial results of splits of the keys, then a
+merge.
 
-A program takes `tile_rows` query rows against one split of the keys, in blocks of `tile_keys`, the tree's own rows as
-further blocks. Latent columns are two tensors of half the size: two smaller tiles of sums, and every size a power of
-two. bfloat16 products sum in float32; float32 ones use the highest precision and are for tests and small models (a tile
-of keys is twice as large, which not every GPU has the shared memory for).
+A program takes `tile_rows` query rows against one split of the keys, in blocks of `tile_keys`, the tree's own
+rows as further blocks. Latent columns are two tensors of half the size: two smaller tiles of sums, and every
+size a power of two. bfloat16 products sum in float32; float32 ones use the highest precision and are for
+tests and small models (a tile of keys is twice as large, which not every GPU has the shared memory for).
 Needs latent and rotated sizes that are powers of two, at least 32 and 16; ValueError otherwise.
 """
 
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,9 +20,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.attention.launch import AttentionLaunch, TritonLaunch, splits
+from pallas_kernels.attention.launch import AttentionLaunch, splits
 from pallas_kernels.attention.merge import LOWEST, Partials, merge
 from pallas_kernels.attention.partition import Partition
+from pallas_kernels.common.triton import triton_call
 
 Carry = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # sums of both halves, maximum, total
 
@@ -39,50 +42,47 @@ def tree_attention_triton(
     interpret: bool = False,
 ) -> jax.Array:
     """As tree_attention.tree_attention."""
-    partials = split_attention(queries, cache, layer, lengths, rows, ancestors, latent_size, scale, launch, interpret)
-    return merge(partials, lengths, ancestors, queries, launch.triton_merge, interpret)
-
-
-def split_attention(
-    queries: jax.Array,
-    cache: jax.Array,
-    layer: jax.Array,
-    lengths: jax.Array,
-    rows: jax.Array,
-    ancestors: jax.Array,
-    latent_size: int,
-    scale: float,
-    launch: AttentionLaunch,
-    interpret: bool = False,
-) -> Partials:
-    """What every split contributes."""
     sequences, tree_rows, heads, width = queries.shape
     _check_sizes(latent_size, width - latent_size)
     tile = launch.triton
     tiles = math.ceil(tree_rows * heads / tile.tile_rows)
     count = splits(sequences * tiles, launch.multiprocessors)
-    partition = Partition(tile.tile_keys, math.ceil(tree_rows / tile.tile_keys), count, launch.min_blocks)
-    struct = jax.ShapeDtypeStruct((count, sequences * tiles, tile.tile_rows), jnp.float32)
-    sums = jax.ShapeDtypeStruct((*struct.shape, latent_size), jnp.float32)
-    partial_sums, maximum, total = pl.pallas_call(
-        functools.partial(
-            _split_kernel,
-            partition=partition,
-            tile=tile,
-            tiles=tiles,
-            heads=heads,
-            latent_size=latent_size,
-            factor=scale * math.log2(math.e),
-        ),
-        grid=(sequences * tiles, count),
-        in_specs=[pl.no_block_spec] * 6,
-        out_specs=(pl.no_block_spec,) * 3,
-        out_shape=(sums, struct, struct),
-        compiler_params=plt.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-        interpret=interpret,
+    partition = Partition(
+        keys=tile.tile_keys,
+        tree_blocks=math.ceil(tree_rows / tile.tile_keys),
+        splits=count,
+        min_blocks=launch.min_blocks,
+    )
+    cut = Cut(partition, tile.tile_rows, tiles, heads, latent_size, factor=scale * math.log2(math.e))
+    statistics = jax.ShapeDtypeStruct((count, sequences * tiles, tile.tile_rows), jnp.float32)
+    call = triton_call(
+        functools.partial(_split_kernel, cut=cut),
         name="tree_attention_split",
-    )(queries.reshape(sequences, -1, width), cache, layer.reshape(1), lengths, rows, ancestors)
-    return Partials(partial_sums, maximum, total, partition, tile.tile_rows, rows_last=False)
+        grid=(sequences * tiles, count),
+        out=(jax.ShapeDtypeStruct((*statistics.shape, latent_size), jnp.float32), statistics, statistics),
+        warps=tile.warps,
+        stages=tile.stages,
+        overlap_next=False,  # never measured with it
+        interpret=interpret,
+    )
+    flat = queries.reshape(sequences, -1, width)
+    sums, maximum, total = call(flat, cache, layer.reshape(1), lengths, rows, ancestors)
+    partials = Partials(sums, maximum, total, partition, tile.tile_rows, rows_last=False)
+    return merge(partials, lengths, ancestors, queries, launch.triton_merge, interpret)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the kernel is cut. tile_rows: query rows of a program; tiles: of a sequence;
+    factor: scale x log2(e).
+    """
+
+    partition: Partition
+    tile_rows: int
+    tiles: int
+    heads: int
+    latent_size: int
+    factor: float
 
 
 def _check_sizes(latent: int, rotated: int) -> None:
@@ -102,23 +102,25 @@ def _split_kernel(
     maximum: Any,
     total: Any,
     *,
-    partition: Partition,
-    tile: TritonLaunch,
-    tiles: int,
-    heads: int,
-    latent_size: int,
-    factor: float,
+    cut: Cut,
 ) -> None:
-    program, split = pl.program_id(0), pl.program_id(1)
-    sequence, first_row = lax.div(program, jnp.int32(tiles)), lax.rem(program, jnp.int32(tiles)) * tile.tile_rows
+    """The blocks of one split, for the rows of one tile:
+
+    keys     0 .................. length | tree rows ......
+    blocks   [committed][committed][com ]|[tree ][tree ]      each program walks over a run of them
+    """
+    program = pl.program_id(0)
+    split = pl.program_id(1)
+    sequence = lax.div(program, jnp.int32(cut.tiles))
+    first_row = lax.rem(program, jnp.int32(cut.tiles)) * cut.tile_rows
     length = lengths[sequence]
-    prefix = partition.prefix(length)
-    first, count = partition.span(length, split)
-    row = first_row + jnp.arange(tile.tile_rows, dtype=jnp.int32)
+    prefix = cut.partition.prefix(length)
+    first, count = cut.partition.span(length, split)
+    row = first_row + jnp.arange(cut.tile_rows, dtype=jnp.int32)
     inside = row < queries.shape[1]
     tree_rows = ancestors.shape[1]
-    node = jnp.where(inside, lax.div(row, jnp.int32(heads)), 0)
-    parts = _columns(latent_size, queries.shape[2])
+    node = jnp.where(inside, lax.div(row, jnp.int32(cut.heads)), 0)
+    parts = _columns(cut.latent_size, queries.shape[2])
 
     def load(ref: Any, place: tuple[Any, ...], mask: jax.Array) -> list[jax.Array]:
         """The three column parts of some rows."""
@@ -126,33 +128,42 @@ def _split_kernel(
 
     query = load(queries, (sequence, row[:, None]), inside)
 
+    # Committed keys: all that are below the length, for every row.
     def committed(block: jax.Array, carry: Carry) -> Carry:
-        key = block * tile.tile_keys + jnp.arange(tile.tile_keys, dtype=jnp.int32)
+        key = block * cut.partition.keys + jnp.arange(cut.partition.keys, dtype=jnp.int32)
         live = key < length
-        return _add(carry, query, load(cache, (layer[0], sequence, key[:, None]), live), live[None, :], factor)
+        latents = load(cache, (layer[0], sequence, key[:, None]), live)
+        return _add(carry, query, latents, live[None, :], cut.factor)
 
-    def own(block: jax.Array, carry: Carry) -> Carry:
-        key = (block - prefix) * tile.tile_keys + jnp.arange(tile.tile_keys, dtype=jnp.int32)
+    # The tree's own rows: those whose bit the row has. One without its own bit is padding, which may be NaN.
+    def tree(block: jax.Array, carry: Carry) -> Carry:
+        key = (block - prefix) * cut.partition.keys + jnp.arange(cut.partition.keys, dtype=jnp.int32)
         exists = key < tree_rows
         key = jnp.where(exists, key, 0)
-        word, bit = lax.shift_right_logical(key, 5), (key & 31).astype(jnp.uint32)
-        sees = lambda place, mask, shift: (
-            ((plt.load(ancestors.at[(sequence, *place)], mask=mask, other=jnp.uint32(0)) >> shift) & jnp.uint32(1))
-            != jnp.uint32(0)
-        )
+        word = lax.shift_right_logical(key, 5)
+        bit = (key & 31).astype(jnp.uint32)
+
+        def sees(place: tuple[jax.Array, ...], mask: jax.Array, shift: jax.Array) -> jax.Array:
+            words = plt.load(ancestors.at[(sequence, *place)], mask=mask, other=jnp.uint32(0))
+            return ((words >> shift) & jnp.uint32(1)) != jnp.uint32(0)
+
         live = sees((key, word), exists, bit)
         seen = sees((node[:, None], word[None, :]), inside[:, None] & exists[None, :], bit[None, :])
-        return _add(carry, query, load(rows, (sequence, key[:, None]), live), seen, factor)
+        latents = load(rows, (sequence, key[:, None]), live)
+        return _add(carry, query, latents, seen, cut.factor)
 
-    half = jnp.zeros((tile.tile_rows, latent_size // 2), jnp.float32)
-    carry = half, half, jnp.full((tile.tile_rows,), LOWEST, jnp.float32), jnp.zeros((tile.tile_rows,), jnp.float32)
+    # Walk over the committed blocks of the split, then over its tree blocks; either may be none.
+    half = jnp.zeros((cut.tile_rows, cut.latent_size // 2), jnp.float32)
+    lowest = jnp.full((cut.tile_rows,), LOWEST, jnp.float32)
+    carry = half, half, lowest, jnp.zeros((cut.tile_rows,), jnp.float32)
     middle = jnp.clip(prefix, first, first + count)
     carry = lax.fori_loop(first, middle, committed, carry)
-    left, right, top, weight = lax.fori_loop(middle, first + count, own, carry)
+    left, right, top, weight = lax.fori_loop(middle, first + count, tree, carry)
 
+    # A split without work writes nothing: the merge knows how many have any.
     @pl.when(count > 0)
     def _() -> None:
-        place = (split, program, jnp.arange(tile.tile_rows, dtype=jnp.int32))
+        place = (split, program, jnp.arange(cut.tile_rows, dtype=jnp.int32))
         for part, value in zip(parts, (left, right), strict=False):
             plt.store(sums.at[(*place[:2], place[2][:, None], part[None, :])], value)
         plt.store(maximum.at[place], top)
@@ -173,7 +184,7 @@ def _add(carry: Carry, query: list[jax.Array], key: list[jax.Array], seen: jax.A
     scores = jnp.where(seen, scores * jnp.float32(factor), -jnp.inf)
     maximum = jnp.maximum(earlier, scores.max(axis=1))
     weights = jnp.exp2(scores - maximum[:, None])
-    decay = jnp.exp2(earlier - maximum)
+    decay = jnp.exp2(earlier - maximum)  # what earlier blocks weigh beside a higher maximum
     total = total * decay + weights.sum(axis=1)
     weights = weights.astype(key[0].dtype)
     left = left * decay[:, None] + dot(weights, key[0])

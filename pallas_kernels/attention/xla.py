@@ -1,4 +1,6 @@
-"""Plain-JAX twin of the tree attention kernels: a loop over blocks of keys with a running softmax, on any device."""
+"""Plain-JAX twin of the tree attention kernels: a loop over blocks of keys with a running
+softmax, on any device.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +50,8 @@ def tree_attention_xla(
     partial = softmax.empty((batch, count * heads), latent_size)
     blocks = (lengths.max() + block - 1) // block
     partial = lax.fori_loop(0, blocks, prefix_block, partial)
-    own = jnp.where(sees.any(1)[..., None], rows, 0)
-    partial = add(partial, own, sees[:, :, None, :])
+    tree_keys = jnp.where(sees.any(1)[..., None], rows, 0)
+    partial = add(partial, tree_keys, sees[:, :, None, :])
     return softmax.finish(partial).reshape(batch, count, heads, latent_size).astype(queries.dtype)
 
 

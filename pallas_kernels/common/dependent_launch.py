@@ -1,12 +1,13 @@
-"""Let the kernel after this one be launched while this one still runs (programmatic dependent launch, CUDA 12, sm_90).
+"""Let the kernel after this one be launched while this one still runs (programmatic dependent launch, CUDA
+12, sm_90).
 
-XLA makes every Triton kernel wait at its beginning for the kernels that it depends on, so that a successor launched
-early has its launch behind it when this one ends, and nothing else. `launch_dependents` says, inside a Triton kernel,
-that the successors may come: about 0.3 us less for each kernel of a chain.
+XLA makes every Triton kernel wait at its beginning for the kernels that it depends on, so that a successor
+launched early has its launch behind it when this one ends, and nothing else. `launch_dependents` says, inside
+a Triton kernel, that the successors may come: about 0.3 us less for each kernel of a chain.
 
-Only for kernels whose results are read by kernels of this package (layers of which one falls back to a plain twin have
-no kernels at all, `models.layers.fitting_kernels`). A kernel that XLA makes of jax.numpy may read what
-it takes for constant before it waits; XLA sees to that where it lets successors come itself.
+Only for kernels whose results are read by kernels of this package: a model whose sizes do not fit one of them
+has no kernels at all. A kernel that XLA makes of jax.numpy may read what it takes for constant before it
+waits; XLA sees to that where it lets successors come itself.
 """
 
 from typing import Any

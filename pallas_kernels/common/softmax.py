@@ -1,7 +1,7 @@
 """Softmax over keys that arrive in pieces (log-sum-exp merge), shared by the plain attention twins.
 
-A `Partial` is what a set of keys contributes: running maximum, sum of exponentials and weighted values. A row that has
-seen no key has maximum -inf, sum 0 and output 0, never NaN.
+A `Partial` is what a set of keys contributes: running maximum, sum of exponentials and weighted values. A row
+that has seen no key has maximum -inf, sum 0 and output 0, never NaN.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ def empty(rows: tuple[int, ...], size: int) -> Partial:
 def add_keys(partial: Partial, scores: jax.Array, weigh: Callable[[jax.Array], jax.Array]) -> Partial:
     """Add keys with `scores` (float32 [..., rows, keys], -inf where masked).
 
-    weigh: maps weights [..., rows, keys] to their sum over the keys' values [..., rows, D]; masked values must be
-    finite.
+    weigh: maps weights [..., rows, keys] to their sum over the keys' values [..., rows, D]; masked values
+    must be finite.
     """
     maximum = jnp.maximum(partial.maximum, scores.max(-1))
     finite = jnp.where(jnp.isneginf(maximum), 0.0, maximum)

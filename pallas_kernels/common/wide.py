@@ -1,8 +1,9 @@
-"""Sums of float32 products that do not depend on how the work is divided: kept in float64, rounded once at the end.
+"""Sums of float32 products that do not depend on how the work is divided: kept in float64, rounded once at
+the end.
 
-A float32 sum changes in its last bits with its order, and matrix products choose the order by their shapes, so that a
-model split over ranks would drift from the whole one. float64 sums differ by about 1e-16 of their terms, which rounding
-removes. bfloat16 operands are summed in float32, as on every accelerator.
+A float32 sum changes in its last bits with its order, and matrix products choose the order by their shapes,
+so that a model split over ranks would drift from the whole one. float64 sums differ by about 1e-16 of their
+terms, which rounding removes. bfloat16 operands are summed in float32, as on every accelerator.
 """
 
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ def product(x: jax.Array, weight: jax.Array, axes: tuple[int, int]) -> jax.Array
     """x and weight of one dtype, contracted over `axes`, an axis of each; in `sum_dtype`, not rounded yet."""
     dtype = sum_dtype(x.dtype)
     if x.dtype == jnp.float32:
-        x, weight = convert(x, dtype), convert(weight, dtype)
+        x = convert(x, dtype)
+        weight = convert(weight, dtype)
     with jax.enable_x64(True):
         return lax.dot_general(x, weight, (((axes[0],), (axes[1],)), ((), ())), preferred_element_type=dtype)

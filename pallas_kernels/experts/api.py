@@ -1,63 +1,37 @@
-"""Routed INT4 experts: y[t] = sum_k weights[t, k] * down_e(silu(gate_e x[t]) * up_e x[t]), e = first + ids[t, k].
+"""Routed INT4 experts: y[t] = sum_k weights[t, k] * down_e(silu(gate_e x[t]) * up_e x[t]), e = ids[t, k] of
+the layer.
 
-  x             [T, H] float32 or bfloat16
-  ids           [T, k] int32; a number outside [0, num_experts) is not routed here, so that an expert-parallel rank
-                passes ids minus its own first
-  weights       [T, k] float32
-  valid         [T] bool or int32, 0 for no; a row that is not valid routes nowhere, loads no expert and gives exactly
-                0, whatever its x, ids and weights hold
-  experts       PackedExperts (expert_matmul_layout.py); its leading axis may hold the experts of many layers
-  first_expert  int32 scalar, traced: where this layer begins on that axis; or a Place, for layers of num_experts each
-Returns [T, H] in out_dtype (None: x.dtype; wide.sum_dtype for partial sums that are still to be reduced over ranks);
-sums are float32, in "xla" those of wide.sum_dtype. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
+  x         [T, H] float32 or bfloat16
+  ids       [T, k] int32; a number outside [0, num_experts) is not routed here, so that an expert-parallel
+            rank passes ids minus its own first
+  weights   [T, k] float32
+  valid     [T] bool or int32, 0 for no; a row that is not valid routes nowhere, loads no expert and gives
+            exactly 0, whatever its x, ids and weights hold
+  experts   PackedExperts (expert_matmul_layout.py); the leading axis holds num_experts of each layer
+  place     Place: which layer
+Returns Addends, what is still to be added up: the kernels give a row in x.dtype for each choice, the plain
+twin the sum [T, H] in `wide.sum_dtype`. In "xla" a weight is bf16(q * scale); the kernels multiply the scale
 into the float32 sum of a group instead, which is more exact.
 
-implementation: "xla" plain JAX on any device, "pallas" the Pallas-Triton kernels, "mosaic" the
-Hopper ones (bfloat16 only), None "pallas"
-on a GPU and "xla" elsewhere. ValueError: shapes or dtypes that do not fit together, with both values.
+"auto" is what the launch table says on a GPU. ValueError: shapes or dtypes that do not fit together or the
+named implementation, with both values.
 """
-
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from pallas_kernels.common import wide
-from pallas_kernels.common.selection import Place
-from pallas_kernels.common.versions import mosaic_supported
+from pallas_kernels.common.addends import Addends, RoutedRows
+from pallas_kernels.common.choice import choose
+from pallas_kernels.common.device import mosaic_supported
+from pallas_kernels.common.stack import Place
 from pallas_kernels.experts.launch import ExpertLaunch, expert_launch
 from pallas_kernels.experts.layout import PackedExperts, check_packed
 from pallas_kernels.experts.triton import expert_rows_triton
-from pallas_kernels.experts.xla import expert_mlp_xla
-from pallas_kernels.layer.residual_norm import RoutedRows
+from pallas_kernels.experts.xla import expert_sum_xla
 
-__all__ = ["IMPLEMENTATIONS", "PackedExperts", "expert_mlp", "expert_rows"]
+__all__ = ["PackedExperts", "expert_rows", "mosaic_fits"]
 
-IMPLEMENTATIONS = ("xla", "pallas", "mosaic")
-
-
-def expert_mlp(
-    x: jax.Array,
-    ids: jax.Array,
-    weights: jax.Array,
-    valid: jax.Array,
-    experts: PackedExperts,
-    first_expert: jax.Array | Place,
-    *,
-    num_experts: int,
-    implementation: str | None = None,
-    interpret: bool | None = None,
-    out_dtype: jnp.dtype | None = None,
-) -> jax.Array:
-    """The routed sum of a layer's experts; the module says what each argument is."""
-    out = expert_rows(
-        x, ids, weights, valid, experts, first_expert,
-        num_experts=num_experts, implementation=implementation, interpret=interpret,
-    )  # fmt: skip
-    total = out.total() if isinstance(out, RoutedRows) else out
-    return lax.optimization_barrier(wide.convert(total, out_dtype or x.dtype))
+MOSAIC_HIDDEN, MOSAIC_INTERMEDIATE = 256, 128  # what the sizes must be multiples of
 
 
 def expert_rows(
@@ -66,61 +40,61 @@ def expert_rows(
     weights: jax.Array,
     valid: jax.Array,
     experts: PackedExperts,
-    first_expert: jax.Array | Place,
+    place: Place,
     *,
     num_experts: int,
-    implementation: str | None = None,
-    interpret: bool | None = None,
-    early: bool = False,
-) -> RoutedRows | jax.Array:
-    """As expert_mlp, but what the kernels make is not yet added up: a row in x.dtype for each choice, for what reads
-    it next to add. The plain twin returns the sum [T, H] in `wide.sum_dtype`. early: only kernels of this package read
-    the rows (`early_launch`)."""
+    implementation: str = "auto",
+    overlap_next: bool = False,
+) -> Addends:
+    """What the experts give, as the module says. overlap_next: as that of `triton_call`."""
     _check(x, ids, weights, valid, experts, num_experts)
-    operands = (x, ids, weights, valid, experts)
+    operands = (x, ids, weights, valid, experts, place)
     launch = expert_launch(x.shape[0], experts.hidden, experts.intermediate)
-    on_gpu = jax.default_backend() == "gpu"
-    implementation = implementation or (_best(launch, x, experts) if on_gpu else "xla")
-    if implementation == "xla":
-        return expert_mlp_xla(*operands, _number(first_expert, num_experts), num_experts=num_experts)
-    if implementation == "pallas":
-        interpret = not on_gpu if interpret is None else interpret
-        settings: dict[str, Any] = {
-            "num_experts": num_experts,
-            "launch": launch,
-            "interpret": interpret,
-            "early": early,
-        }
-        return expert_rows_triton(*operands, first_expert, **settings)
-    if implementation == "mosaic":
-        return _mosaic()(*operands, _number(first_expert, num_experts), num_experts=num_experts, launch=launch)
-    raise ValueError(f"implementation must be None or one of {IMPLEMENTATIONS}, got {implementation!r}")
+    chosen = choose(implementation, lambda: _best(launch, x.dtype, experts))
+    if chosen == "xla":
+        return Addends((expert_sum_xla(*operands, num_experts=num_experts)[None],))
+    if chosen == "mosaic":
+        return Addends(routed=_expert_rows_mosaic(*operands, num_experts=num_experts))
+    rows = expert_rows_triton(*operands, num_experts=num_experts, launch=launch, overlap_next=overlap_next)
+    return Addends(routed=rows)
 
 
-def _number(first_expert: jax.Array | Place, num_experts: int) -> jax.Array:
-    """Where the layer begins, int32 scalar"""
-    if isinstance(first_expert, Place):
-        return (first_expert.layer - first_expert.first) * num_experts
-    return jnp.asarray(first_expert, jnp.int32)
+def mosaic_fits(dtype: jnp.dtype, hidden: int, intermediate: int) -> bool:
+    """Whether the Mosaic kernels take rows of this dtype and experts of these sizes."""
+    return dtype == jnp.bfloat16 and hidden % MOSAIC_HIDDEN == 0 and intermediate % MOSAIC_INTERMEDIATE == 0
 
 
-def _best(launch: ExpertLaunch, x: jax.Array, experts: PackedExperts) -> str:
-    """The launch table's choice, or "pallas" where Mosaic cannot take these operands"""
-    fits = x.dtype == jnp.bfloat16 and experts.hidden % 256 == 0 and experts.intermediate % 128 == 0
-    return launch.implementation if mosaic_supported() and fits else "pallas"
+def _best(launch: ExpertLaunch, dtype: jnp.dtype, experts: PackedExperts) -> str:
+    """The launch table's choice, or "triton" where Mosaic cannot take these operands"""
+    fits = mosaic_supported() and mosaic_fits(dtype, experts.hidden, experts.intermediate)
+    return launch.implementation if fits else "triton"
 
 
-def _mosaic() -> Callable[..., RoutedRows]:
-    """Imported on use: jax's Mosaic modules need absl, which jax does not declare."""
+def _expert_rows_mosaic(
+    x: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+    valid: jax.Array,
+    experts: PackedExperts,
+    place: Place,
+    *,
+    num_experts: int,
+) -> RoutedRows:
+    """The Mosaic kernels, imported on use: jax's Mosaic modules need absl, which jax does not declare"""
     if not mosaic_supported():
         raise ValueError(f"implementation 'mosaic' needs jax 0.11 or later, this is {jax.__version__}")
     from pallas_kernels.experts.mosaic import expert_rows_mosaic
 
-    return expert_rows_mosaic
+    return expert_rows_mosaic(x, ids, weights, valid, experts, place, num_experts=num_experts)
 
 
 def _check(
-    x: jax.Array, ids: jax.Array, weights: jax.Array, valid: jax.Array, experts: PackedExperts, num_experts: int
+    x: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+    valid: jax.Array,
+    experts: PackedExperts,
+    num_experts: int,
 ) -> None:
     check_packed(experts)
     if x.ndim != 2 or x.shape[1] != experts.hidden or x.dtype not in (jnp.float32, jnp.bfloat16):

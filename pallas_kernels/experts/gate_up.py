@@ -1,9 +1,14 @@
-"""Triton kernel of the gate and up projections: one program multiplies a row tile (32 gate and 32 up rows of an
-expert) with a tile of tokens.
+"""Triton kernel of the gate and up projections: one program multiplies a row tile (32 gate and 32 up rows of
+an expert) with a tile of tokens.
 
-Programs (row tile * split + part, tile of the work list); part p of `split` takes an equal share of the hidden
-columns and writes partial sums o[p, 0 gate | 1 up, pair, row] float32. Layouts: expert_matmul_lanes.py and
-expert_matmul_plan.py.
+Programs (row tile * split + part, tile of the work list); part p of `split` takes an equal share of the
+hidden columns and writes partial sums o[p, 0 gate | 1 up, pair, row] float32. Layouts: expert_matmul_lanes.py
+and expert_matmul_plan.py.
+
+With a split of 2:
+  program     0  1  2  3
+  row tile    0  0  1  1
+  part        0  1  0  1
 """
 
 from typing import Any
@@ -26,6 +31,7 @@ from pallas_kernels.experts.lanes import (
     scale_two_units,
     sum_groups,
 )
+from pallas_kernels.experts.launch import STEP_GROUPS
 from pallas_kernels.experts.plan import Plan
 
 UNITS = 2
@@ -36,33 +42,40 @@ def gate_up_kernel(
     w_ref: Any,
     s_ref: Any,
     entry_ref: Any,
-    first_ref: Any,
+    layer_ref: Any,
     o_ref: Any,
     *,
     plan: Plan,
     split: int,
-    step_groups: int,
     interpret: bool,
 ) -> None:
-    """x [T, H], w [N, I/32, H/32, 256], s [N, I/32, H/32, 32], entries, first expert [1] -> o [split, 2, T * k, I]."""
-    program, tile = pl.program_id(0), pl.program_id(1)
-    row_tile, part = lax.div(program, jnp.int32(split)), lax.rem(program, jnp.int32(split))
+    """x [T, H], w [N, I/32, H/32, 256], s [N, I/32, H/32, 32], entries,
+    layer [1] -> o [split, 2, T * k, I].
+    """
+    program = pl.program_id(0)
+    tile = pl.program_id(1)
+    row_tile = lax.div(program, jnp.int32(split))
+    part = lax.rem(program, jnp.int32(split))
     entry = entry_ref[tile * plan.tile]
     part_groups = w_ref.shape[2] // split
-    steps = part_groups // step_groups
+    steps = part_groups // STEP_GROUPS
 
-    @pl.when(entry >= 0)
+    @pl.when(entry >= 0)  # a tile without a first pair has no work
     def _() -> None:
-        expert = plan.stored_expert(entry, first_ref[0])
+        expert = plan.stored_expert(entry, layer_ref[0])
         lane = iota(LANES)
-        token, slot = lane // 4, lane % 4
-        rows = [_token_row(entry_ref, tile, entry, s * TOKENS + token, plan) for s in range(plan.tile // TOKENS)]
-        words, scales = lane_words(UNITS), lane_scales(UNITS)
+        token = lane // 4
+        slot = lane % 4
+        column_sets = range(plan.tile // TOKENS)
+        rows = [_token_row(entry_ref, tile, entry, s * TOKENS + token, plan) for s in column_sets]
+        words = lane_words(UNITS)
+        scales = lane_scales(UNITS)
 
+        # A step's words, scales and rows of x. Weights stream past, so the cache gives them up first.
         def load(k: jax.Array) -> list[Any]:
             loaded = []
-            for j in range(step_groups):
-                group = part * part_groups + k * step_groups + j
+            for j in range(STEP_GROUPS):
+                group = part * part_groups + k * STEP_GROUPS + j
                 column = group * 32 + (slot * 8)[:, None] + iota(8)[None, :]
                 w = plt.load(w_ref.at[expert, row_tile, group, words], eviction_policy="evict_first")
                 s = plt.load(s_ref.at[expert, row_tile, group, scales], eviction_policy="evict_first")
@@ -72,6 +85,7 @@ def gate_up_kernel(
         def groups(loaded: list[Any]) -> list[Group]:
             return [(w, scale_two_units(s), xs) for w, s, xs in loaded]
 
+        # Multiply group by group, with the next step's loads in flight, then write the rows of real pairs.
         sums = sum_groups(load, groups, steps, len(rows), UNITS, constants(expert), interpret)
         for s, total in enumerate(sums):
             _store(o_ref, entry_ref, total, part, row_tile, tile * plan.tile + s * TOKENS, plan)
@@ -84,7 +98,13 @@ def _token_row(entry_ref: Any, tile: jax.Array, first_entry: jax.Array, column: 
 
 
 def _store(
-    o_ref: Any, entry_ref: Any, sums: jax.Array, part: jax.Array, row_tile: jax.Array, place: jax.Array, plan: Plan
+    o_ref: Any,
+    entry_ref: Any,
+    sums: jax.Array,
+    part: jax.Array,
+    row_tile: jax.Array,
+    place: jax.Array,
+    plan: Plan,
 ) -> None:
     """sums [64 rows, 8] of the pairs at `place` of the work list; places without a pair write nothing."""
     lane = iota(UNITS * LANES)

@@ -1,25 +1,30 @@
-"""Register layouts of the Triton expert kernels: how a warp's words become tensor core operands without a shuffle.
+"""Register layouts of the Triton expert kernels: how a warp's words become tensor core operands without a
+shuffle.
 
-A warp owns `units` units of 32 rows and walks along K in groups of 32, the scale group. Lane 4g + t holds four int32
-words per unit and group (converters/packing.py). The weights are the M operand of mma.sync m16n8k16, eight tokens
-the N operand:
-  ((w >> 4j) & 0x000F000F) | 0x43004300 is two bf16 numbers 128 + q which already sit where the M operand wants them;
+A warp owns `units` units of 32 rows and walks along K in groups of 32, the scale group. Lane 4g + t holds
+four int32 words per unit and group (converters/packing.py). The weights are the M operand of mma.sync
+m16n8k16, eight tokens the N operand:
+  ((w >> 4j) & 0x000F000F) | 0x43004300 is two bf16 numbers 128 + q, already where the M operand wants them;
   16 bytes of a natural x row are the N operand of a group.
-A group's sum starts at -136 * sum(x) and adds (128 + q) * x, so that no weight is subtracted or multiplied; the
-scale multiplies the float32 sum, which is also more exact than dequantising first.
+A group's sum starts at -136 * sum(x) and adds (128 + q) * x, so that no weight is subtracted or multiplied;
+the scale multiplies the float32 sum, which is also more exact than dequantising first.
 
 What is not visible in the maths (docs/kernels.md has the measurements):
-  * the order of the 32 k slots is the one for which XLA's Triton needs no shuffle (two consecutive k per operand
-  register);
-    another order stays right and takes twice the instructions;
+  * the order of the 32 k slots is the one for which XLA's Triton needs no shuffle (two consecutive k per
+    operand register); another order stays right and takes twice the instructions;
   * trailing dimensions are added by lax.reshape: an expand_dims in front of a join stops layout propagation;
   * `constants` are run-time values: two immediates do not fit one LOP3, and `live` below must not be folded;
-  * `live` is always true. Without the branch ptxas sinks the loads of the next step to the end of the loop, so that
-  nothing is
-    prefetched.
+  * `live` is always true. Without the branch ptxas sinks the loads of the next step to the end of the loop,
+    so that nothing is prefetched.
 
-Dimension letters: u unit, g = lane / 4, t = lane % 4, i word = (mt, r8), b low or high half, (s, h) k step and half
-of it.
+One word w of a lane holds eight codes, nibbles 7 to 0; for j = 0 to 3 a shift and one LOP3 make two bf16
+numbers of it:
+  w                      q7   q6   q5   q4   q3   q2   q1   q0
+  (w >> 4) & 0x000F000F   0    0    0   q5    0    0    0   q1
+  ... | 0x43004300        128 + q5            128 + q1
+
+Dimension letters: u unit, g = lane / 4, t = lane % 4, i word = (mt, r8), b low or high half, (s, h) k step
+and half of it.
 """
 
 from collections.abc import Callable
@@ -30,7 +35,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.common.versions import fma
+from pallas_kernels.common.triton import fma
 
 LANES = 32
 TOKENS = 8  # columns of one tensor core operand

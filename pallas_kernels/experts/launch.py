@@ -1,39 +1,52 @@
 """Launch table of the expert kernels: how the work is cut, by GPU generation and number of token rows.
 
-The figures are for one rank of eight of K2.6 (hidden 7168, 256 intermediate columns, so 8 row tiles in gate and up);
-`fit` adapts them to other sizes. Only sm_90 was tuned, on an H200. What the entries follow from:
+The figures are for one rank of eight of K2.6 (hidden 7168, 256 intermediate columns, so 8 row tiles in gate
+and up); `fit` adapts them to other sizes. Only sm_90 was tuned, on an H200. What the entries follow from:
   * one warp per program and no shared memory: generations differ in bandwidth and multiprocessors only;
-  * about 16 programs fit a multiprocessor, so tiles * row tiles * split should be several times 16 * multiprocessors,
-    and not just above a whole number of waves: a large split for few rows, a small one (fewer partial sums) for many;
-  * down keeps its activations in registers: once there are enough programs to fill the card, fewer and longer ones win;
-  * a tile of 16 tokens halves the work per weight where an expert has more than eight, and costs registers elsewhere.
+  * about 16 programs fit a multiprocessor, so tiles * row tiles * split should be several times 16 *
+    multiprocessors, and not just above a whole number of waves: a large split for few rows, a small one
+    (fewer partial sums) for many;
+  * down keeps its activations in registers: once there are enough programs to fill the card, fewer and longer
+    ones win;
+  * a tile of 16 tokens halves the work per weight where an expert has more than eight, and costs registers
+    elsewhere;
+  * Mosaic programs own 256 rows, so fewer of them share the columns.
 """
 
-import functools
 from dataclasses import dataclass, replace
 
-import jax
+from pallas_kernels.common.device import GENERATIONS as KNOWN
+from pallas_kernels.common.device import gpu_generation
 
 TUNED_ROW_TILES = 8
+GROUP_COLUMNS = 32  # that share a scale
+STEP_GROUPS = 2  # scale groups loaded ahead as one step in gate and up
+WARPS = 1
+STAGES = 1
+
+LISTED_ROWS = 128  # up to which kernels make the work list faster than XLA
+LIST_PAIRS = 8  # of a program of the work list
+LIST_WARPS = 4
+
+MOSAIC_SPLIT = 4  # programs that share the hidden columns of 256 rows of gate and up
+MOSAIC_DOWN_PROGRAMS = 7
+MOSAIC_STAGES = 4  # slots of 18 KB in a program's ring
 
 
 @dataclass(frozen=True)
 class ExpertLaunch:
-    """How one call of the expert kernels is cut; valid for up to `rows` token rows."""
+    """How one call of the expert kernels is cut; valid for up to `rows` token rows.
+
+    split: programs that share the hidden columns of one gate/up row tile; their partial sums are added
+    afterwards. down_programs: programs that share the row tiles of one tile's down projection. tile: tokens
+    of a tile, 8 or 16. implementation: what "auto" means where that one can run.
+    """
 
     rows: int
-    split: (
-        int  # programs that share the hidden columns of one gate/up row tile; their partial sums are added afterwards
-    )
-    down_programs: int  # programs that share the row tiles of one tile's down projection
-    tile: int = 8  # tokens per tile: 8 or 16
-    step_groups: int = 2  # scale groups loaded ahead as one step in gate and up
-    warps: int = 1
-    stages: int = 1
-    mosaic_split: int = 4  # the same cut for the Mosaic kernels, whose programs own 256 rows
-    mosaic_down_programs: int = 7
-    mosaic_stages: int = 4  # slots of 18 KB in their ring
-    implementation: str = "pallas"  # what implementation=None means where that one can run
+    split: int
+    down_programs: int
+    tile: int = 8
+    implementation: str = "triton"
 
 
 HOPPER = (
@@ -47,13 +60,8 @@ HOPPER = (
     ExpertLaunch(rows=128, split=2, down_programs=8),
     ExpertLaunch(rows=512, split=1, down_programs=8, tile=16, implementation="mosaic"),
 )
-PORTABLE = tuple(replace(entry, implementation="pallas") for entry in HOPPER)
-GENERATIONS = (
-    ("sm_80", PORTABLE),  # 108 multiprocessors, 2 TB/s
-    ("sm_90", HOPPER),
-    ("sm_100", PORTABLE),  # 148 multiprocessors, 8 TB/s
-    ("sm_120", PORTABLE),  # up to 188 multiprocessors, 1.8 TB/s
-)
+PORTABLE = tuple(replace(entry, implementation="triton") for entry in HOPPER)
+GENERATIONS = tuple((name, HOPPER if name == "sm_90" else PORTABLE) for name in KNOWN)
 
 
 def expert_launch(rows: int, hidden: int, intermediate: int, generation: str | None = None) -> ExpertLaunch:
@@ -65,26 +73,13 @@ def expert_launch(rows: int, hidden: int, intermediate: int, generation: str | N
 
 def fit(entry: ExpertLaunch, hidden: int, intermediate: int) -> ExpertLaunch:
     """The entry with counts that divide these sizes and about as many programs as at the tuned ones."""
-    groups, row_tiles = hidden // 32, intermediate // 32
+    groups = hidden // GROUP_COLUMNS
+    row_tiles = intermediate // GROUP_COLUMNS
     wanted = max(1, entry.split * TUNED_ROW_TILES // row_tiles)
-    split = _largest_divisor(groups // entry.step_groups, wanted)
-    return replace(entry, split=split, down_programs=_largest_divisor(groups, entry.down_programs))
+    split = largest_divisor(groups // STEP_GROUPS, wanted)
+    return replace(entry, split=split, down_programs=largest_divisor(groups, entry.down_programs))
 
 
-@functools.cache
-def gpu_generation() -> str:
-    """The table for this process's first device: its own generation, else the newest older one; sm_90 without a GPU."""
-    device = jax.local_devices()[0]
-    if device.platform != "gpu":
-        return "sm_90"
-    major, minor = (int(part) for part in str(device.compute_capability).split("."))
-    known = [name for name, _ in GENERATIONS if int(name.removeprefix("sm_")) <= 10 * major + minor]
-    if not known:
-        raise ValueError(
-            f"compute capability {major}.{minor} is below 8.0: the expert kernels need bfloat16 tensor cores"
-        )
-    return known[-1]
-
-
-def _largest_divisor(number: int, limit: int) -> int:
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`."""
     return max(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)

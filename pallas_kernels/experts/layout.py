@@ -1,9 +1,9 @@
-"""The packed expert arrays that every implementation of expert_mlp reads, and the sizes that follow from their
-shapes.
+"""The packed expert arrays that every implementation of the experts reads, and the sizes that follow from
+their shapes.
 
-The layout is the store's (converters/packing.py says what each word holds). N is any number of experts: those of one
-layer, or of all layers in one array; H is the hidden size, I the intermediate columns held here (a tensor-parallel
-slice holds fewer). H and I are multiples of 64.
+The layout is the store's (converters/packing.py says what each word holds). N is any number of experts: those
+of one layer, or of all layers in one array; H is the hidden size, I the intermediate columns held here (a
+tensor-parallel slice holds fewer). H and I are multiples of 64.
   gate_up int32 [N, I/32, H/32, 256]   gate_up_scale int32 [N, I/32, H/32, 32]
   down    int32 [N, H/32, I/32, 128]   down_scale    int32 [N, H/32, I/64, 32]
 """

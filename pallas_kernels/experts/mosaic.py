@@ -2,10 +2,11 @@
 expert_matmul_triton.py.
 
 A program is one warpgroup: 256 rows of one expert (64 per warp) times a tile of 8 tokens. TMA fills a ring of
-`mosaic_stages` slots with packed words and scales of STEP groups of 32 columns (18 KB a slot); the lanes dequantise
-in registers and multiply by mma.sync (expert_matmul_mosaic_lanes.py). The activations stand in shared memory in
-operand order. Needs jax 0.11, bfloat16 x, hidden a multiple of 256, intermediate a multiple of 128 and tiles of 8
-tokens; ValueError otherwise. No CPU interpreter runs it: it can only be lowered without a GPU.
+MOSAIC_STAGES slots with packed words and scales of STEP groups of 32 columns (18 KB a slot); the lanes
+dequantise in registers and multiply by mma.sync (expert_matmul_mosaic_lanes.py). The activations stand in
+shared memory in operand order. Needs jax 0.11, bfloat16 x, hidden a multiple of 256, intermediate a multiple
+of 128 and tiles of 8 tokens; ValueError otherwise. No CPU interpreter runs it: it can only be lowered without
+a GPU.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.experts.launch import ExpertLaunch
+from pallas_kernels.common.addends import RoutedRows
+from pallas_kernels.common.stack import Place
+from pallas_kernels.experts.launch import (
+    MOSAIC_DOWN_PROGRAMS,
+    MOSAIC_SPLIT,
+    MOSAIC_STAGES,
+    largest_divisor,
+)
 from pallas_kernels.experts.layout import PackedExperts
 from pallas_kernels.experts.mosaic_lanes import (
     ACCUMULATOR,
@@ -29,7 +37,6 @@ from pallas_kernels.experts.mosaic_lanes import (
 )
 from pallas_kernels.experts.plan import Plan, make_plan, work_list
 from pallas_kernels.layer.gated_activation import gated_activation
-from pallas_kernels.layer.residual_norm import RoutedRows
 
 ROWS = 256  # rows of a program, in packed order
 TILE = 8  # tokens of a tile
@@ -44,41 +51,42 @@ def expert_rows_mosaic(
     weights: jax.Array,
     valid: jax.Array,
     experts: PackedExperts,
-    first_expert: jax.Array,
+    place: Place,
     *,
     num_experts: int,
-    launch: ExpertLaunch,
 ) -> RoutedRows:
     """As expert_matmul.expert_rows."""
     if x.dtype != jnp.bfloat16 or experts.hidden % 256 or experts.intermediate % 128:
         sizes = f"hidden {experts.hidden} and intermediate {experts.intermediate}"
         raise ValueError(f"mosaic needs bfloat16, multiples of 256 and 128, got {x.dtype}, {sizes}")
+    first_expert = (place.layer - place.first) * num_experts
     plan = make_plan(ids.shape[0], ids.shape[1], num_experts, TILE)
     routed = valid.astype(jnp.bool_)[:, None] & (ids >= 0) & (ids < num_experts)
     entries = work_list(ids, routed, plan)
     first = first_expert.reshape(1)
-    h = gated_activation(gate_up(x, experts, entries, first, plan, launch), x.dtype)
-    rows = down(h, weights.reshape(-1), experts, entries, first, plan, launch)
+    h = gated_activation(_gate_up(x, experts, entries, first, plan), x.dtype)
+    rows = _down(h, weights.reshape(-1), experts, entries, first, plan)
     return RoutedRows(rows.reshape(*ids.shape, x.shape[1]), routed.astype(jnp.int32))
 
 
-def gate_up(
-    x: jax.Array, experts: PackedExperts, entries: jax.Array, first: jax.Array, plan: Plan, launch: ExpertLaunch
-) -> jax.Array:
-    """Partial sums float32 [split, 2, T * k, I]: gate, then up."""
+def _gate_up(x: jax.Array, experts: PackedExperts, entries: jax.Array, first: jax.Array, plan: Plan) -> jax.Array:
+    """Partial sums float32 [split, 2, T * k, I]: gate, then up"""
     row_tiles, groups = experts.gate_up.shape[1:3]
-    split = _largest_split(groups, launch.mosaic_split)
-    blocks, part_groups = row_tiles // GATE_UP.row_tiles, groups // split
+    split = largest_divisor(groups // STEP, MOSAIC_SPLIT)
+    blocks = row_tiles // GATE_UP.row_tiles
+    part_groups = groups // split
     steps = part_groups // STEP
 
     def body(x_ref, w_ref, s_ref, entry_ref, first_ref, o_ref, w_ring, s_ring, x_staged, barriers):
         program = lax.axis_index("program")
-        tile, rest = lax.div(program, jnp.int32(blocks * split)), lax.rem(program, jnp.int32(blocks * split))
-        block, part = lax.div(rest, jnp.int32(split)), lax.rem(rest, jnp.int32(split))
+        tile = lax.div(program, jnp.int32(blocks * split))
+        rest = lax.rem(program, jnp.int32(blocks * split))
+        block = lax.div(rest, jnp.int32(split))
+        part = lax.rem(rest, jnp.int32(split))
         entry = entry_ref[tile * TILE]
         places = entry_ref.at[pl.ds(tile * TILE, TILE)]
 
-        @pl.when(entry >= 0)
+        @pl.when(entry >= 0)  # a tile without a first pair has no work
         def _() -> None:
             expert = plan.stored_expert(entry, first_ref[0])
 
@@ -87,7 +95,8 @@ def gate_up(
                 tiles = pl.ds(block * GATE_UP.row_tiles, GATE_UP.row_tiles)
                 return w_ref.at[expert, tiles, pl.ds(group, STEP)], s_ref.at[expert, tiles, pl.ds(group, STEP)]
 
-            ring = _Ring(fetch, w_ring, s_ring, barriers, steps, launch.mosaic_stages)
+            # Weights are on their way before the rows of x are put into operand order.
+            ring = _Ring(fetch, w_ring, s_ring, barriers, steps)
             ring.fill()
             columns = x_ref.at[:, pl.ds(part * part_groups * 32, part_groups * 32)]
             stage_tokens(part_groups, plan, plan.top_k)(columns, places, x_staged)
@@ -100,33 +109,28 @@ def gate_up(
             store_partial(plan)(o_ref.at[part, :, :, pl.ds(block * 128, 128)], places, sums)
 
     out = jax.ShapeDtypeStruct((split, 2, plan.pairs, row_tiles * 32), jnp.float32)
-    call = _kernel(body, out, plan.tiles * blocks * split, part_groups, GATE_UP, launch, "expert_gate_up_mosaic")
+    call = _kernel(body, out, plan.tiles * blocks * split, part_groups, GATE_UP, "expert_gate_up_mosaic")
     return call(x, experts.gate_up, experts.gate_up_scale, entries, first)
 
 
-def down(
-    h: jax.Array,
-    weights: jax.Array,
-    experts: PackedExperts,
-    entries: jax.Array,
-    first: jax.Array,
-    plan: Plan,
-    launch: ExpertLaunch,
+def _down(
+    h: jax.Array, weights: jax.Array, experts: PackedExperts, entries: jax.Array, first: jax.Array, plan: Plan
 ) -> jax.Array:
-    """[T * k, H] in h.dtype, each row times its routing weight."""
+    """[T * k, H] in h.dtype, each row times its routing weight"""
     row_tiles, groups = experts.down.shape[1:3]
     blocks = row_tiles // DOWN.row_tiles
-    programs = max(d for d in range(1, min(blocks, launch.mosaic_down_programs) + 1) if blocks % d == 0)
-    own_blocks, block_steps = blocks // programs, groups // STEP
+    programs = largest_divisor(blocks, MOSAIC_DOWN_PROGRAMS)
+    program_blocks = blocks // programs
+    block_steps = groups // STEP
 
     def body(h_ref, weight_ref, w_ref, s_ref, entry_ref, first_ref, o_ref, w_ring, s_ring, h_staged, barriers):
         program = lax.axis_index("program")
         tile = lax.div(program, jnp.int32(programs))
-        first_block = lax.rem(program, jnp.int32(programs)) * own_blocks
+        first_block = lax.rem(program, jnp.int32(programs)) * program_blocks
         entry = entry_ref[tile * TILE]
         places = entry_ref.at[pl.ds(tile * TILE, TILE)]
 
-        @pl.when(entry >= 0)
+        @pl.when(entry >= 0)  # a tile without a first pair has no work
         def _() -> None:
             expert = plan.stored_expert(entry, first_ref[0])
 
@@ -139,10 +143,12 @@ def down(
                     s_ref.at[expert, tiles, pl.ds(part * (STEP // 2), STEP // 2)],
                 )
 
-            ring = _Ring(fetch, w_ring, s_ring, barriers, own_blocks * block_steps, launch.mosaic_stages)
+            # Weights are on their way before the activations are put into operand order, once for all blocks.
+            ring = _Ring(fetch, w_ring, s_ring, barriers, program_blocks * block_steps)
             ring.fill()
             stage_tokens(groups, plan, 1)(h_ref, places, h_staged)
-            multiply, store = multiply_groups(DOWN, STEP), store_weighted(plan)
+            multiply = multiply_groups(DOWN, STEP)
+            store = store_weighted(plan)
 
             def block_sums(i: jax.Array, _: jax.Array) -> jax.Array:
                 sums = _zeros()
@@ -152,15 +158,15 @@ def down(
                 store(o_ref.at[:, pl.ds((first_block + i) * ROWS, ROWS)], places, weight_ref, sums)
                 return _
 
-            lax.fori_loop(0, own_blocks, block_sums, jnp.int32(0))
+            lax.fori_loop(0, program_blocks, block_sums, jnp.int32(0))
 
     out = jax.ShapeDtypeStruct((plan.pairs, row_tiles * 32), h.dtype)
-    call = _kernel(body, out, plan.tiles * programs, groups, DOWN, launch, "expert_down_mosaic")
+    call = _kernel(body, out, plan.tiles * programs, groups, DOWN, "expert_down_mosaic")
     return call(h, weights, experts.down, experts.down_scale, entries, first)
 
 
 class _Ring:
-    """Slots of shared memory that TMA fills `stages` steps ahead of their use."""
+    """Slots of shared memory that TMA fills `MOSAIC_STAGES` steps ahead of their use."""
 
     def __init__(
         self,
@@ -169,21 +175,25 @@ class _Ring:
         scales: Any,
         barriers: Any,
         steps: int,
-        stages: int,
     ) -> None:
-        self.fetch, self.words, self.scales, self.barriers = fetch, words, scales, barriers
-        self.steps, self.stages = steps, stages
+        self.fetch = fetch
+        self.words = words
+        self.scales = scales
+        self.barriers = barriers
+        self.steps = steps
 
     def fill(self) -> None:
-        for step in range(min(self.stages, self.steps)):
+        for step in range(min(MOSAIC_STAGES, self.steps)):
             self._issue(jnp.int32(step), step)
 
     def use(self, step: jax.Array, multiply: Callable[..., jax.Array], x: Any, sums: jax.Array) -> jax.Array:
-        """Add the product of this step's slot and refill it; `multiply` ends with a barrier of the warpgroup."""
-        slot = lax.rem(step, jnp.int32(self.stages))
+        """Add the product of this step's slot and refill it;
+        `multiply` ends with a barrier of the warpgroup.
+        """
+        slot = lax.rem(step, jnp.int32(MOSAIC_STAGES))
         plgpu.barrier_wait(self.barriers.at[slot])
         sums = multiply(self.words.at[slot], self.scales.at[slot], x, sums)
-        pl.when(step + self.stages < self.steps)(lambda: self._issue(step + self.stages, slot))
+        pl.when(step + MOSAIC_STAGES < self.steps)(lambda: self._issue(step + MOSAIC_STAGES, slot))
         return sums
 
     def _issue(self, step: jax.Array, slot: jax.Array | int) -> None:
@@ -198,10 +208,8 @@ def _kernel(
     programs: int,
     groups: int,
     weights: Weights,
-    launch: ExpertLaunch,
     name: str,
 ) -> Callable[..., jax.Array]:
-    stages = launch.mosaic_stages
     return plgpu.kernel(
         body,
         out_type=out,
@@ -209,10 +217,10 @@ def _kernel(
         grid_names=("program",),
         kernel_name=name,
         scratch_types=[
-            plgpu.SMEM((stages, *weights.word_slot(STEP)), jnp.int32),
-            plgpu.SMEM((stages, *weights.scale_slot(STEP)), jnp.int32),
+            plgpu.SMEM((MOSAIC_STAGES, *weights.word_slot(STEP)), jnp.int32),
+            plgpu.SMEM((MOSAIC_STAGES, *weights.scale_slot(STEP)), jnp.int32),
             plgpu.SMEM((groups, TILE * 32), jnp.bfloat16),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=2, num_barriers=MOSAIC_STAGES),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
@@ -220,7 +228,3 @@ def _kernel(
 
 def _zeros() -> jax.Array:
     return plgpu.layout_cast(jnp.zeros((ROWS, TILE), jnp.float32), ACCUMULATOR)
-
-
-def _largest_split(groups: int, wanted: int) -> int:
-    return max(split for split in range(1, wanted + 1) if groups % (split * STEP) == 0)

@@ -1,15 +1,16 @@
 """What one lane of the Mosaic expert kernels does, written with MLIR builders for Lane lowering semantics.
 
-Maths and layout are those of expert_matmul_lanes.py: (w >> 4j) & 0x000F000F | 0x43004300 is two bf16 numbers 128 + q
-of the M operand of mma.sync m16n8k16, a group's sum starts at -136 * sum(x), the scale multiplies the group's
-float32 sum.
+Maths and layout are those of expert_matmul_lanes.py: (w >> 4j) & 0x000F000F | 0x43004300 is two bf16 numbers
+128 + q of the M operand of mma.sync m16n8k16, a group's sum starts at -136 * sum(x), the scale multiplies the
+group's float32 sum.
   words in shared memory    int32 [row tiles, groups, units * 128], lane 4g + t at (u, lane * 4)
   scales                    int32 [row tiles, groups, 32] (units 2: low half unit 0, high half unit 1)
                             int32 [row tiles, groups / 2, 32] (units 1: low half the even group)
   activations               bf16 [groups, 256], lane 4g + t at lane * 8: token g, columns 8t..8t+7
-  accumulator               float32 [256, 8] in Layout.WGMMA, a carrier only: 8 registers of two float32, order
-  (unit, mt, r8)
-Warp w multiplies units 2w and 2w + 1 of the program's eight; unit row 4g + 2 mt + r8, token columns 2t and 2t + 1.
+  accumulator               float32 [256, 8] in Layout.WGMMA, a carrier only: 8 registers of two float32, in
+                            order (unit, mt, r8)
+Warp w multiplies units 2w and 2w + 1 of the program's eight; unit row 4g + 2 mt + r8, token columns 2t and 2t
++ 1.
 """
 
 from collections.abc import Callable
@@ -58,7 +59,8 @@ def multiply_groups(weights: Weights, groups: int) -> Callable[..., jax.Array]:
         return_type=plgpu.ShapeDtypeStruct((256, 8), jnp.float32, layout=ACCUMULATOR),
     )
     def multiply(_: Any, words: Any, scales: Any, x: Any, sums: Any) -> Any:
-        warp, lane = _warp(), _lane()
+        warp = _warp()
+        lane = _lane()
         flat = [_at(register, half) for register in sums.registers.flatten() for half in range(2)]
         totals = [flat[4 * m : 4 * m + 4] for m in range(4)]  # m = unit * 2 + mt; rows r8 = 0, 0, 1, 1
         for group in range(groups):
@@ -78,17 +80,18 @@ def multiply_groups(weights: Weights, groups: int) -> Callable[..., jax.Array]:
 
 
 def stage_tokens(groups: int, plan: Plan, pairs_per_row: int) -> Callable[..., None]:
-    """source [rows, groups * 32], entries [8], staged [groups, 256]: row pair // pairs_per_row of each entry, in
-    operand order.
+    """source [rows, groups * 32], entries [8], staged [groups, 256]: row pair // pairs_per_row of each entry,
+    in operand order.
 
     Places without a pair repeat the tile's first.
     """
 
     @plgpu.inline_mgpu(arg_types=(REF, REF, REF))
     def stage(_: Any, source: Any, entries: Any, staged: Any) -> None:
-        lane, warp = _lane(), _warp()
-        own = memref.load(entries, [_index(_token(lane))])
-        entry = arith.select(_not_negative(own), own, memref.load(entries, [_index(_c(0))]))
+        lane = _lane()
+        warp = _warp()
+        of_token = memref.load(entries, [_index(_token(lane))])
+        entry = arith.select(_not_negative(of_token), of_token, memref.load(entries, [_index(_c(0))]))
         row = arith.divui(_pair(entry, plan), _c(pairs_per_row))
         for base in range(0, groups, 16):  # four loads in flight before their stores
             mine = [_add(_c(group), warp) for group in range(base, min(base + 16, groups), 4)]
@@ -116,12 +119,15 @@ def store_partial(plan: Plan) -> Callable[..., None]:
 
 
 def store_weighted(plan: Plan) -> Callable[..., None]:
-    """out bf16 [pairs, 256], entries [8], routing weights [pairs], accumulator: writes weight * row of real pairs."""
+    """out bf16 [pairs, 256], entries [8], routing weights [pairs], accumulator:
+    writes weight * row of real pairs.
+    """
 
     @plgpu.inline_mgpu(arg_types=(REF, REF, REF, ACCUMULATOR))
     def store(_: Any, out: Any, entries: Any, weights: Any, sums: Any) -> None:
         def write(pair: Any, unit: int, values: list[Any]) -> None:
-            weight, kind = memref.load(weights, [_index(pair)]), ir.BF16Type.get()
+            weight = memref.load(weights, [_index(pair)])
+            kind = ir.BF16Type.get()
             scaled = [arith.truncf(kind, arith.mulf(value, weight)) for value in values]
             column = _add(_mul(_warp(), 64), _c(unit * 32), _mul(_token(_lane()), 4))
             vector.store(_vector(scaled, kind), out, [_index(pair), _index(column)])
@@ -149,10 +155,12 @@ def _word_index(weights: Weights, warp: Any, lane: Any, group: int, unit: int) -
 def _unit_scales(scales: Any, weights: Weights, warp: Any, lane: Any, group: int, unit: int) -> list[Any]:
     """Scales of rows 4g..4g+3 of the unit, float32."""
     rows = _mul(_token(lane), 4)
-    if weights.units == 2:
-        index, high = [warp, _c(group), rows], unit == 1
-    else:
-        index, high = [_add(_mul(warp, 2), _c(unit)), _c(group // 2), rows], group % 2 == 1
+    if weights.units == 2:  # the units of a row tile share a word
+        index = [warp, _c(group), rows]
+        high = unit == 1
+    else:  # two groups of a unit do
+        index = [_add(_mul(warp, 2), _c(unit)), _c(group // 2), rows]
+        high = group % 2 == 1
     bits = _words(_load(scales, index, 4, _i32()), 4)
     halves = [arith.andi(word, _c(0xFFFF0000)) if high else arith.shli(word, _c(16)) for word in bits]
     return [arith.bitcast(ir.F32Type.get(), half) for half in halves]
@@ -170,7 +178,8 @@ def _tile(word: list[Any], operand: list[Any], start: list[Any]) -> list[Any]:
     """16 rows of a group: start + (128 + q) * x"""
     part = start
     for k in range(2):
-        low, high = 2 * k, 2 * k + 1
+        low = 2 * k
+        high = 2 * k + 1
         a = [_nibbles(word[0], low), _nibbles(word[1], low), _nibbles(word[0], high), _nibbles(word[1], high)]
         part = _mma(a, operand[low : low + 2], part)
     return part

@@ -1,9 +1,14 @@
 """Work list of the expert kernels: built on the device from router ids, deterministic, and without a sort.
 
-A tile is up to `tile` pairs (token, choice) of one expert. Tiles stand in the order of their experts, so that an
-expert's second tile follows its first. The list has room for any routing: int32 [tiles * tile], where place
-t * tile + c is column c of tile t and holds expert << pair_bits | pair (pair = token * k + choice), or -1 for no pair.
-The pairs of a tile come first; a tile whose first place is -1 has no work.
+A tile is up to `tile` pairs (token, choice) of one expert. Tiles stand in the order of their experts, so that
+an expert's second tile follows its first. The list has room for any routing: int32 [tiles * tile], where
+place t * tile + c is column c of tile t and holds expert << pair_bits | pair (pair = token * k + choice), or
+-1 for no pair. The pairs of a tile come first; a tile whose first place is -1 has no work.
+
+With tiles of 2, pairs 0 to 5 routed to experts 7, 3, 7, 9, 7, 3 make four tiles:
+  tile      0     1     2     3
+  expert    3     7     7     9
+  pairs     1 5   0 2   4 -   3 -
 """
 
 from typing import NamedTuple
@@ -15,8 +20,9 @@ BLOCK = 128  # pairs
 
 
 class Plan(NamedTuple):
-    """Static sizes of a work list. stride, offset: expert e of the layer stands at e + (first - offset) * stride in the
-    arrays, where first is the traced number that the kernels are given."""
+    """Static sizes of a work list. stride, offset: expert e of the layer stands at e + (first - offset) *
+    stride in the arrays, where first is the traced number that the kernels are given.
+    """
 
     tokens: int
     top_k: int
@@ -35,7 +41,9 @@ class Plan(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """The most tiles that any routing needs: an expert wastes at most tile - 1 places, and no tile is empty."""
+        """The most tiles that any routing needs:
+        an expert wastes at most tile - 1 places, and no tile is empty.
+        """
         return min(self.pairs, (self.pairs + (self.tile - 1) * min(self.num_experts, self.pairs)) // self.tile)
 
     def expert_of(self, entry: jax.Array) -> jax.Array:
@@ -68,23 +76,27 @@ def work_list(ids: jax.Array, routed: jax.Array, plan: Plan) -> jax.Array:
 
 
 def _places(expert: jax.Array, plan: Plan) -> jax.Array:
-    """Where each pair stands in the list, by counting: earlier pairs of the same expert, tiles of smaller experts; past
-    the end for pairs that are not routed. expert: int32 [pairs], num_experts where a pair is not.
+    """Where each pair stands in the list, by counting: earlier pairs of the same expert, tiles of smaller
+    experts; past the end for pairs that are not routed. expert: int32 [pairs], num_experts where a pair is
+    not.
 
-    Pairs are counted within blocks of BLOCK, and blocks by how many of each expert they hold, so that the work grows
-    with the number of pairs and not with its square.
+    Pairs are counted within blocks of BLOCK, and blocks by how many of each expert they hold, so that the
+    work grows with the number of pairs and not with its square.
     """
+    # Earlier pairs of the same expert in the pair's own block.
     blocks = jnp.pad(expert, (0, -plan.pairs % BLOCK), constant_values=plan.num_experts).reshape(-1, BLOCK)
     position = jnp.arange(BLOCK, dtype=jnp.int32)
     earlier = (blocks[:, None, :] == blocks[:, :, None]) & (position[None, None, :] < position[None, :, None])
+    # Pairs of each expert in the blocks before, and in all.
     numbers = jnp.arange(plan.num_experts, dtype=jnp.int32)
     held = (blocks[:, :, None] == numbers[None, None, :]).sum(axis=1, dtype=jnp.int32)  # [blocks, experts]
     before = jnp.cumsum(held, axis=0) - held
     count = held.sum(axis=0)
+    # Where each expert's first tile begins.
     tiles = (count + plan.tile - 1) // plan.tile
     first = (jnp.cumsum(tiles) - tiles) * plan.tile
-    own = jnp.minimum(blocks, plan.num_experts - 1)
-    place = earlier.sum(axis=2, dtype=jnp.int32) + jnp.take_along_axis(before + first[None, :], own, axis=1)
+    clamped = jnp.minimum(blocks, plan.num_experts - 1)
+    place = earlier.sum(axis=2, dtype=jnp.int32) + jnp.take_along_axis(before + first[None, :], clamped, axis=1)
     routed = place.reshape(-1)[: plan.pairs]
     nowhere = plan.tiles * plan.tile + jnp.arange(plan.pairs, dtype=jnp.int32)
     return jnp.where(expert < plan.num_experts, routed, nowhere)

@@ -204,7 +204,7 @@ def test_check_finds_each_fault():
 
 
 def test_table_leaves_missing_values_out():
-    row = {"kernel": "expert_layer", "implementation": "pallas", "tokens": 33, "time_us": 158.94, "error": None}
+    row = {"kernel": "expert_layer", "implementation": "triton", "tokens": 33, "time_us": 158.94, "error": None}
     head, line = kernels_table.head(kernels_table.RESULTS), kernels_table.line(row, kernels_table.RESULTS)
     assert len(head.splitlines()) == 2 and {len(text) for text in head.splitlines()} == {len(line)}
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -213,7 +213,7 @@ def test_table_leaves_missing_values_out():
 
 
 def test_peers_are_matched_by_size_and_the_fastest_counts():
-    row = {"kernel": "expert_layer", "implementation": "pallas", "tokens": 33, "context": None, "heads": None,
+    row = {"kernel": "expert_layer", "implementation": "triton", "tokens": 33, "context": None, "heads": None,
            "routing": "uniform", "time_us": 159.0}  # fmt: skip
     plain = row | {"kernel": "expert_plain", "implementation": PLAIN, "time_us": 1500.0}
     marlin = {"kernel": "expert_layer", "tokens": 33, "peer": "Marlin", "time_us": 229.0, "kernel_us": 226.0}
@@ -234,7 +234,7 @@ def timed_rows():
     asked = settings(check=True, on_gpu=False, tokens="3", context="128", routing_names="uniform,skewed", seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels_expert, "PLAIN_FROM", 3)
-        patch.setattr(kernels_expert, "implementations", lambda settings: ("pallas",))
+        patch.setattr(kernels_expert, "implementations", lambda settings: ("triton",))
         patch.setattr(kernels_attention, "implementations", lambda settings: ("xla", "unheard of"))
         stub = Timing([("list", 1.0), ("expert_gate_up", 8.0), ("expert_down", 4.0), ("sum", 2.0)], 15.0)
         patch.setattr(timing, "measure", lambda call, cases: [call(*one) for one in cases] and stub)

@@ -8,9 +8,10 @@ from jddtree.benchmarks.mesh import chains as mesh_chains
 from jddtree.benchmarks.mesh import one_shot as mesh_one_shot
 from jddtree.benchmarks.mesh.device_weights import random_normed
 from jddtree.parallel.mesh import AXIS, make_mesh
-from pallas_kernels.common import versions
+from pallas_kernels.common.device import mosaic_supported
+from pallas_kernels.common.lowering import MOSAIC_TARGET
 
-needs_mosaic = pytest.mark.skipif(not versions.mosaic_supported(), reason="plgpu.kernel of jax 0.11")
+needs_mosaic = pytest.mark.skipif(not mosaic_supported(), reason="plgpu.kernel of jax 0.11")
 
 
 @needs_mosaic
@@ -21,7 +22,7 @@ def test_a_chain_lowers_to_one_kernel_that_knows_its_peers(ranks, rows):
     chain = mesh_chains.chain(make_mesh(ranks), form, 3)
     traced = chain.trace(jax.ShapeDtypeStruct((rows, 7168), jnp.float32))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count(f"@{versions.MOSAIC_TARGET}") == 1
+    assert text.count(f"@{MOSAIC_TARGET}") == 1
     assert f'xla_replica_ids = "{",".join(map(str, range(ranks)))}"' in text and "skip_device_barrier = false" in text
     assert "multimem" not in text and "symmetric_memory" not in text
 

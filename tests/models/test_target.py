@@ -19,6 +19,7 @@ from jddtree.decoding.sampling import Sampling, choose
 from jddtree.decoding.stages import Verified, commit, follow
 from jddtree.decoding.state import RUNNING, initial_state
 from jddtree.decoding.tree import Shape, build
+from jddtree.models.kernels import Kernels
 from jddtree.models.layers import rms_norm
 from jddtree.models.mla import LatentAttention, view_of
 from jddtree.models.observer import Observer
@@ -26,9 +27,8 @@ from jddtree.models.rope import inverse_frequencies
 from jddtree.models.target import MoELayers, Rows, Target
 from pallas_kernels.attention.api import causal_words
 from pallas_kernels.common import wide
-from pallas_kernels.common.selection import Place
+from pallas_kernels.common.stack import Place
 from pallas_kernels.layer.expert_choice import Router, expert_choice
-from pallas_kernels.layer.residual_norm import block_sum
 from pallas_kernels.layer.stack_matmul import stack_matmul
 
 TEXTS = (0, 1, 2)
@@ -54,10 +54,10 @@ def layered(pair, texts):
     config, routings = pair.target, []
 
     class RecordingLayers(MoELayers):
-        def choose(self, made, place, dtype):
-            ids, weights, inner = super().choose(made, place, dtype)
+        def choose(self, parts, place, dtype):
+            ids, weights, inner = super().choose(parts, place, dtype)
             routings.append(
-                Routing(wide.added(made, jnp.dtype(jnp.float32))[:, : config.n_routed_experts], ids, weights)
+                Routing(wide.added(parts, jnp.dtype(jnp.float32))[:, : config.n_routed_experts], ids, weights)
             )
             return ids, weights, inner
 
@@ -65,11 +65,11 @@ def layered(pair, texts):
         """Residual stream [T, H] after a layer, and the layer's cache rows"""
         normed = rms_norm(x, place.of(layers.input_norm[...]), config.rms_norm_eps)
         own = jnp.zeros((cache.shape[0], *view.rows.positions.shape, cache.shape[3]))
-        parts, latents = layers.attend(normed, view, own, cache, place)
-        x = x + wide.added(parts, x.dtype)
+        attended, latents = layers.attend(normed, view, own, cache, place)
+        x = x + attended.total(x.dtype)
         normed = rms_norm(x, place.of(layers.post_norm[...]), config.rms_norm_eps)
-        made = layers.feed_forward(normed, view.valid, place)
-        return x + block_sum(made.parts, made.routed, x.dtype), latents[place.layer]
+        block = layers.feed_forward(normed, view.valid, place)
+        return x + block.addends.total(x.dtype), latents[place.layer]
 
     @jax.jit
     def run(weights, tokens, counts):
@@ -78,7 +78,7 @@ def layered(pair, texts):
         found = {"embed": x}
         view = view_of(rows, config, config.num_attention_heads)
         cache = empty_cache(config, tokens.shape[0], jnp.float32)
-        dense, moe = target.dense, RecordingLayers(config, weights["moe"], None, target.moe.experts)
+        dense, moe = target.dense, RecordingLayers(config, weights["moe"], target.kernels, target.moe.experts)
         for index in range(config.num_hidden_layers):
             first = config.first_k_dense_replace
             layers, first = (dense, 0) if index < first else (moe, first)
@@ -284,7 +284,7 @@ def small_attention(random):
         "v_up": kv_b[:, nope:],
     }
     module = LatentAttention(
-        config, {name: jnp.asarray(array, jnp.float32)[None] for name, array in ours.items()}, None
+        config, {name: jnp.asarray(array, jnp.float32)[None] for name, array in ours.items()}, Kernels()
     )
     sizes = {"heads": heads, "nope": nope, "value": value, "eps": config.latent_norm_eps, "scale": config.softmax_scale}
     return config, weights, module, sizes
@@ -308,8 +308,8 @@ def test_absorbed_attention_is_plain_attention() -> None:
         place = begin + jnp.arange(count, dtype=jnp.int32)[None]
         known, zero = Rows(place, valid, causal_words(valid), length[None]), jnp.int32(0)
         own = jnp.zeros((1, 1, count, cache.shape[3]))
-        parts, latents = module.attend(rows[0], view_of(known, config, 3), own, cache, Place(zero))
-        return wide.added(parts, jnp.dtype(jnp.float32)), latents[0]
+        attended, latents = module.attend(rows[0], view_of(known, config, 3), own, cache, Place(zero))
+        return attended.total(jnp.dtype(jnp.float32)), latents[0]
 
     cache = jnp.full((1, 1, count, config.kv_lora_rank + config.qk_rope_head_dim), jnp.nan)
     whole, latents = attend(cache, jnp.int32(0))

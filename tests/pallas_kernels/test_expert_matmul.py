@@ -13,9 +13,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_packing import to_words
 
-from pallas_kernels.common import versions
+from pallas_kernels.common import device, lowering
+from pallas_kernels.common.stack import Place
 from pallas_kernels.experts import launch
-from pallas_kernels.experts.api import PackedExperts, expert_mlp
+from pallas_kernels.experts.api import PackedExperts, expert_rows
 from pallas_kernels.experts.plan import make_plan, work_list
 from pallas_kernels.experts.triton import expert_rows_triton
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is dep
 
 
 def on_hopper() -> bool:
-    return jax.default_backend() == "gpu" and launch.gpu_generation() == "sm_90" and versions.mosaic_supported()
+    return jax.default_backend() == "gpu" and device.gpu_generation() == "sm_90" and device.mosaic_supported()
 
 
 class Weights:
@@ -87,6 +88,13 @@ class Rows:
         return out
 
 
+def expert_mlp(x, ids, weights, valid, experts, first_expert, *, num_experts, out_dtype=None, **options):
+    """The routed sum of the layer that begins at `first_expert`, a multiple of num_experts."""
+    place = Place(lax.div(jnp.asarray(first_expert, jnp.int32), jnp.int32(num_experts)))
+    addends = expert_rows(x, ids, weights, valid, experts, place, num_experts=num_experts, **options)
+    return addends.total(out_dtype or x.dtype)
+
+
 @functools.cache
 def layer(implementation: str, num_experts: int = EXPERTS):  # type: ignore[no-untyped-def]
     return jax.jit(functools.partial(expert_mlp, num_experts=num_experts, implementation=implementation))
@@ -100,7 +108,7 @@ def error(result: jax.Array, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize(
     "implementation",
-    ["xla", "pallas", pytest.param("mosaic", marks=pytest.mark.skipif(not on_hopper(), reason="needs a Hopper GPU"))],
+    ["xla", "triton", pytest.param("mosaic", marks=pytest.mark.skipif(not on_hopper(), reason="needs a Hopper GPU"))],
 )
 class TestExpertMlp:
     def check(self, implementation: str, rows: Rows, layer_index: int = 1) -> jax.Array:
@@ -215,7 +223,7 @@ class TestTritonVariants:
         x, ids, routing, valid = rows.operands()
         entry = replace(launch.HOPPER[0], tile=tile, split=split, down_programs=down_programs)
         call = functools.partial(expert_rows_triton, num_experts=EXPERTS, launch=entry, interpret=True)
-        result = jax.jit(call)(x, ids, routing, valid, weights.packed, jnp.int32(0)).total()
+        result = jax.jit(call)(x, ids, routing, valid, weights.packed, Place(jnp.int32(0))).total()
         assert error(result, rows.oracle(weights.exact, 0)) < 1e-5
 
 
@@ -265,7 +273,7 @@ class TestLaunchTable:
     def test_entries_fit(self, generation: str, hidden: int, intermediate: int) -> None:
         for rows in (1, 2, 9, 33, 34, 512, 4096):
             entry = launch.expert_launch(rows, hidden, intermediate, generation)
-            assert hidden // 32 % (entry.split * entry.step_groups) == 0
+            assert hidden // 32 % (entry.split * launch.STEP_GROUPS) == 0
             assert hidden // 32 % entry.down_programs == 0
 
     def test_nearest_entry(self) -> None:
@@ -297,9 +305,10 @@ def lower_for_cuda(entry: launch.ExpertLaunch, implementation: str, experts: int
     if implementation == "mosaic":
         from pallas_kernels.experts.mosaic import expert_rows_mosaic
 
-        call = functools.partial(expert_rows_mosaic, num_experts=experts, launch=fitted)
+        kernels = functools.partial(expert_rows_mosaic, num_experts=experts)
     else:
-        call = functools.partial(expert_rows_triton, num_experts=experts, launch=fitted, interpret=False)
+        kernels = functools.partial(expert_rows_triton, num_experts=experts, launch=fitted, interpret=False)
+    call = lambda *operands: kernels(*operands[:-1], Place(operands[-1]))
     shapes = (
         struct(jnp.bfloat16, rows, hidden),
         word(rows, top_k),
@@ -308,8 +317,8 @@ def lower_for_cuda(entry: launch.ExpertLaunch, implementation: str, experts: int
         packed,
         word(),
     )
-    checks = [jax.export.DisabledSafetyCheck.custom_call(t) for t in (versions.TRITON_TARGET, versions.MOSAIC_TARGET)]
-    with versions.quiet_triton(), versions.cuda_target():
+    checks = [jax.export.DisabledSafetyCheck.custom_call(t) for t in (lowering.TRITON_TARGET, lowering.MOSAIC_TARGET)]
+    with lowering.quiet_triton(), lowering.cuda_target():
         return jax.export.export(jax.jit(call), platforms=["cuda"], disabled_checks=checks)(*shapes).mlir_module()
 
 
@@ -320,19 +329,19 @@ class TestCrossLowering:
         "entry", table_entries(), ids=lambda entry: f"{entry.rows}rows-split{entry.split}-tile{entry.tile}"
     )
     def test_triton(self, entry: launch.ExpertLaunch) -> None:
-        assert lower_for_cuda(entry, "pallas", 384, 256).count(f"@{versions.TRITON_TARGET}") == (
+        assert lower_for_cuda(entry, "triton", 384, 256).count(f"@{lowering.TRITON_TARGET}") == (
             3 if entry.rows == 1 else 4 if entry.rows <= 128 else 2
         )
 
     def test_triton_whole_experts(self) -> None:
-        assert lower_for_cuda(table_entries()[-1], "pallas", 48, 2048).count(f"@{versions.TRITON_TARGET}") == 2
+        assert lower_for_cuda(table_entries()[-1], "triton", 48, 2048).count(f"@{lowering.TRITON_TARGET}") == 2
 
-    @pytest.mark.skipif(not versions.mosaic_supported(), reason="needs jax 0.11")
+    @pytest.mark.skipif(not device.mosaic_supported(), reason="needs jax 0.11")
     @pytest.mark.parametrize(
         "entry", [e for e in table_entries() if e.rows >= 65], ids=lambda entry: f"{entry.rows}rows"
     )
     def test_mosaic(self, entry: launch.ExpertLaunch) -> None:
-        assert lower_for_cuda(entry, "mosaic", 384, 256).count(f"@{versions.MOSAIC_TARGET}") == 2
+        assert lower_for_cuda(entry, "mosaic", 384, 256).count(f"@{lowering.MOSAIC_TARGET}") == 2
 
 
 class TestArguments:

@@ -1,4 +1,4 @@
-"""A golden trace with every kernel in Pallas, interpreted on the CPU."""
+"""A golden trace with every kernel in Pallas-Triton, interpreted on the CPU."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_short_prompt_with_interpreted_kernels(pair, method, budget):
         json.loads((golden_ref() / "traces.json").read_text())["cases"], key=lambda case: len(case["prompt"]["ids"])
     )
     capacity = Capacity(rows=8, candidates=7, context=128, rounds=8, chunk=16)
-    engine = Engine(Program(pair.target, pair.drafter, capacity, "pallas"), pair.weights, jnp.dtype("float32"))
+    engine = Engine(Program(pair.target, pair.drafter, capacity, "triton"), pair.weights, jnp.dtype("float32"))
     dispatches = engine.decode([Request(case["prompt"]["ids"], NEW_TOKENS, method, budget)])
     ids = [token for dispatch in dispatches for token in dispatch.ids()]
     assert ids == case["tokens"][:NEW_TOKENS]

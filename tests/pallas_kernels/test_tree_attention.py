@@ -21,11 +21,11 @@ from pallas_kernels.attention.launch import (
     splits,
 )
 from pallas_kernels.attention.triton import tree_attention_triton
-from pallas_kernels.common.versions import (
+from pallas_kernels.common.device import mosaic_supported
+from pallas_kernels.common.lowering import (
     MOSAIC_TARGET,
     TRITON_TARGET,
     cuda_target,
-    mosaic_supported,
     quiet_triton,
 )
 

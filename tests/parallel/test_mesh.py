@@ -22,7 +22,7 @@ from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
 from jddtree.models.parameters import nest, target_parameters
 from jddtree.models.target import Rows, Target
-from jddtree.parallel.mesh import AXIS, make_mesh, total
+from jddtree.parallel.mesh import AXIS, make_mesh, psum_float32
 from jddtree.parallel.partition import on_mesh, place, spec
 from pallas_kernels.attention.api import causal_words
 from pallas_kernels.common import wide
@@ -149,14 +149,14 @@ def test_too_many_devices_are_refused():
 
 def test_partial_sums_are_not_bfloat16():
     with pytest.raises(ValueError, match="bfloat16"):
-        total(jnp.zeros(3, jnp.bfloat16), None)
+        psum_float32(jnp.zeros(3, jnp.bfloat16), None)
 
 
 def test_products_keep_their_sums_in_float64():
     """2^30 + 1 - 2^30 is 0 in float32 in this order; bfloat16 operands are summed in float32."""
     x, weight = jnp.array([[2.0**15, 1.0, -(2.0**15)]]), jnp.array([[2.0**15, 1.0, 2.0**15]])
     exact = wide.product(x, weight, (1, 1))
-    rounded = total(exact, None)
+    rounded = psum_float32(exact, None)
     assert exact.dtype == np.float64 and rounded.dtype == jnp.float32 and float(rounded[0, 0]) == 1
     half = wide.product(x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16), (1, 1))
     assert half.dtype == jnp.float32 == wide.sum_dtype(jnp.bfloat16)

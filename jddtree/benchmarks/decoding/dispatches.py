@@ -41,6 +41,7 @@ from jddtree.parallel.mesh import AXIS, make_mesh
 from jddtree.parallel.partition import on_mesh, place
 from jddtree.results import Row
 from jddtree.stats import economy
+from pallas_kernels.common.choice import IMPLEMENTATIONS
 
 ROUNDS = (1, 2, 4, 8, 16)
 CONTEXT = 1024
@@ -63,7 +64,7 @@ class Decoded(NamedTuple):
 
 
 def engines(
-    dtype: str, budget: int, rounds: Sequence[int], kernels: str | None = None, mesh: Mesh | None = None
+    dtype: str, budget: int, rounds: Sequence[int], kernels: str = "auto", mesh: Mesh | None = None
 ) -> Iterator[tuple[int, Engine]]:
     """An engine over the bundled pair for each number of rounds per dispatch; mesh: None is one device."""
     target, drafter = target_config(bundled("target")), dflash_config(bundled("drafter"))
@@ -193,7 +194,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--kernels", choices=("xla", "pallas"))
+    parser.add_argument("--kernels", default="auto", choices=IMPLEMENTATIONS)
     parser.add_argument("--mesh", type=int, help="split over so many devices, and compare with one")
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args(given)

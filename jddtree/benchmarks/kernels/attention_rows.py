@@ -29,8 +29,7 @@ from jddtree.benchmarks.kernels.roofline import Ceilings
 from jddtree.benchmarks.kernels.sizes import Settings
 from jddtree.results import Row
 from pallas_kernels.attention.api import tree_attention
-from pallas_kernels.common.versions import mosaic_supported
-from pallas_kernels.experts.launch import gpu_generation
+from pallas_kernels.common.device import gpu_generation, mosaic_supported
 
 CHAIN_FROM = 128
 KEY_MULTIPLE = 64  # of the cache's length
@@ -56,7 +55,7 @@ def configurations(settings: Settings, ceilings: Ceilings | None) -> Iterator[li
 
 
 def implementations(settings: Settings) -> tuple[str, ...]:
-    """Those that this machine runs in reasonable time, the one that None chooses first."""
+    """Those that this machine runs in reasonable time, the one that "auto" chooses first."""
     if settings.interpret:
         return ("triton", "xla")
     return ("mosaic", "triton") if gpu_generation() == "sm_90" and mosaic_supported() else ("triton",)
@@ -86,11 +85,7 @@ def _measure(
     cases = get_cases()
     arguments = next(iter(cases.values()))[0]
     if name not in compiled:
-        options: dict[str, Any] = {
-            "latent_size": settings.sizes.latent,
-            "scale": SCALE,
-            "interpret": settings.interpret,
-        }
+        options: dict[str, Any] = {"latent_size": settings.sizes.latent, "scale": SCALE}
         compiled[name] = compile_kernel(partial(tree_attention, implementation=name, **options), *arguments)
     found = [check(compiled[name], given, wanted, case) for case, (given, wanted) in cases.items()]
     row = described(row, sum(found[1:], start=found[0]))

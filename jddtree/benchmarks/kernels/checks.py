@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.common.versions import quiet_triton
+from pallas_kernels.common.lowering import quiet_triton
 
 LIMIT = 4e-3
 ROUNDED_LIMIT = 8e-3  # of layers that round dequantised weights to bfloat16

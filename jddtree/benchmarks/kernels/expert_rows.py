@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jddtree.benchmarks.clocks import cupti as timing
 from jddtree.benchmarks.kernels import cublas as kernels_cublas
@@ -28,9 +29,10 @@ from jddtree.benchmarks.kernels.roofline import Ceilings
 from jddtree.benchmarks.kernels.routings import Routing, most_tokens, touched
 from jddtree.benchmarks.kernels.sizes import Settings
 from jddtree.results import Row
-from pallas_kernels.common.versions import mosaic_supported
-from pallas_kernels.experts.api import PackedExperts, expert_mlp
-from pallas_kernels.experts.launch import expert_launch, gpu_generation
+from pallas_kernels.common.device import gpu_generation, mosaic_supported
+from pallas_kernels.common.stack import Place
+from pallas_kernels.experts.api import PackedExperts, expert_rows
+from pallas_kernels.experts.launch import expert_launch
 
 LAYERS = 2
 PLAIN_FROM = 33  # tokens from which the plain layer is measured beside the kernels
@@ -59,9 +61,25 @@ def configurations(settings: Settings, ceilings: Ceilings | None) -> Iterator[li
 def implementations(settings: Settings) -> tuple[str, ...]:
     """Those that this machine runs; no interpreter runs the Mosaic one."""
     if settings.interpret:
-        return ("pallas", "xla")
+        return ("triton", "xla")
     fits = settings.sizes.intermediate % 128 == 0
-    return ("pallas", "mosaic") if fits and gpu_generation() == "sm_90" and mosaic_supported() else ("pallas",)
+    return ("triton", "mosaic") if fits and gpu_generation() == "sm_90" and mosaic_supported() else ("triton",)
+
+
+def expert_layer(
+    x: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+    valid: jax.Array,
+    experts: PackedExperts,
+    layer: jax.Array,
+    **options: Any,
+) -> jax.Array:
+    """The experts of one layer and the sum of their rows, [T, H] in x.dtype; options of `expert_rows`."""
+    addends = expert_rows(x, ids, weights, valid, experts, Place(layer), **options)
+    if addends.routed is not None:
+        return lax.optimization_barrier(addends.routed.total().astype(x.dtype))
+    return lax.optimization_barrier(addends.total(x.dtype))
 
 
 def _row(settings: Settings, tokens: int, implementation: str, routing: Routing) -> Row:
@@ -94,8 +112,8 @@ def _measure(
     sizes, tokens, experts = settings.sizes, row["tokens"], get_experts()
     arguments, valid_ids = _padded_case(settings, tokens, routing, experts)
     if not compiled:
-        options = {"implementation": row["implementation"], "interpret": settings.interpret}
-        compiled.append(compile_kernel(partial(expert_mlp, num_experts=sizes.experts, **options), *arguments))
+        layer = partial(expert_layer, num_experts=sizes.experts, implementation=row["implementation"])
+        compiled.append(compile_kernel(layer, *arguments))
     wanted = reference(*arguments, num_experts=sizes.experts)
     outcome = check(compiled[0], arguments, wanted, f"{touched(valid_ids)} experts", _limit(row))
     row = described(row, outcome) | {"most_tokens": most_tokens(valid_ids)}
@@ -133,7 +151,7 @@ def _padded_case(
     ids[~valid] = rng.integers(-(2**31), 2**31, ids[~valid].shape)
     weights[~valid] = np.nan
     x = jnp.where(jnp.asarray(valid)[:, None], _rows(settings, tokens), jnp.bfloat16(jnp.nan))
-    second_layer = jnp.int32(sizes.experts)
+    second_layer = jnp.int32(1)
     given = (jnp.asarray(array) for array in (ids, weights, valid))
     return (x, *given, experts, second_layer), ids[valid]
 
@@ -141,9 +159,9 @@ def _padded_case(
 def _whole_case(settings: Settings, experts: PackedExperts, ids: np.ndarray, index: int) -> Arguments:
     """Arguments without padding; layers by turns, so that the L2 cache holds nothing of use."""
     weights = np.full(ids.shape, 1 / settings.sizes.top_k, np.float32)
-    first = jnp.int32(index % LAYERS * settings.sizes.experts)
+    layer = jnp.int32(index % LAYERS)
     given = (jnp.asarray(array) for array in (ids, weights, np.ones(len(ids), bool)))
-    return (_rows(settings, len(ids)), *given, experts, first)
+    return (_rows(settings, len(ids)), *given, experts, layer)
 
 
 def _rows(settings: Settings, tokens: int) -> jax.Array:

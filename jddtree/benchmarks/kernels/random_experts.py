@@ -65,16 +65,16 @@ def reference(
     routing_weights: jax.Array,
     valid: jax.Array,
     experts: PackedExperts,
-    first_expert: jax.Array,
+    layer: jax.Array,
     num_experts: int,
 ) -> jax.Array:
-    """expert_matmul.expert_mlp in float32 at the highest precision, one expert at a time."""
+    """The sum of expert_matmul.expert_rows in float32 at the highest precision, one expert at a time."""
     matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     x = jnp.where(valid[:, None], x.astype(jnp.float32), 0.0)
     ids = jnp.where(valid[:, None], ids, -1)
 
     def add_expert(expert: jax.Array, total: jax.Array) -> jax.Array:
-        gate, up, down = (weights(part)[0] for part in unpack(experts, (first_expert + expert)[None]))
+        gate, up, down = (weights(part)[0] for part in unpack(experts, (layer * num_experts + expert)[None]))
         share = jnp.where(ids == expert, routing_weights, 0.0).sum(axis=1)
         return total + share[:, None] * matmul(jax.nn.silu(matmul(x, gate.T)) * matmul(x, up.T), down.T)
 

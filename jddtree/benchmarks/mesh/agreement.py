@@ -40,8 +40,8 @@ class Case:
     mesh: Mesh | None
 
     @property
-    def kernels(self) -> str | None:
-        return "xla" if self.dtype == jnp.float32 else None
+    def kernels(self) -> str:
+        return "xla" if self.dtype == jnp.float32 else "auto"
 
     @property
     def axis(self) -> str | None:

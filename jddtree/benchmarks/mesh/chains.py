@@ -22,7 +22,7 @@ from jddtree.benchmarks.mesh.one_shot import one_shot_sum
 from jddtree.models.layers import linear, rms_norm
 from jddtree.parallel.mesh import AXIS
 from jddtree.results import Row
-from pallas_kernels.common.versions import mosaic_supported
+from pallas_kernels.common.device import mosaic_supported
 
 REPEATS, LEADING = 15, 3
 WEIGHTS = 8  # distinct ones in turn, so that they are not found in the L2 cache

@@ -72,13 +72,13 @@ def measure_requests(
     model: Model,
     requests: Sequence[Request],
     progress: Progress | None = None,
-    kernels: str | None = None,
+    kernels: str = "auto",
     **capacity: int | None,
 ) -> Report:
     """Decode requests of one budget and report; the budgets of COMPARED below it are run for real.
 
-    progress: called with numbers of tokens as they come. kernels: None for the best. capacity: fields of `Capacity` to
-    set. Raises UserError for a model without a drafter, and for prompts or a budget that do not fit.
+    progress: called with numbers of tokens as they come. kernels: their implementation. capacity: fields of `Capacity`
+    to set. Raises UserError for a model without a drafter, and for prompts or a budget that do not fit.
     """
     budget = requests[0].budget
     if budget < 1:
@@ -103,9 +103,7 @@ def budgets(largest: int) -> list[int]:
     return [*(budget for budget in COMPARED if budget < largest), largest]
 
 
-def make_recorder(
-    model: Model, requests: Sequence[Request], kernels: str | None = None, **capacity: int | None
-) -> Recorder:
+def make_recorder(model: Model, requests: Sequence[Request], kernels: str = "auto", **capacity: int | None) -> Recorder:
     """A recorder of one sequence that the requests fit into. Raises UserError when there is none."""
     if model.drafter is None:
         raise UserError("a speculation report needs a drafter, but none is loaded; give --draft DIR or --draft ngram")

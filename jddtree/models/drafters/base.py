@@ -79,5 +79,5 @@ class Drafter(Protocol):
     def specs(self) -> Any:
         """The partition specs of the draft state on a mesh."""
 
-    def over(self, arrays: Tree, target: Target, kernels: str | None) -> Proposer:
+    def over(self, arrays: Tree, target: Target, kernels: str) -> Proposer:
         """The drafter over its weights, {} for one without. target: whose embedding, head and axis it may use."""

@@ -91,7 +91,7 @@ class Ngram:
         everywhere: Any = P()
         return History(everywhere)
 
-    def over(self, arrays: Tree, target: Target, kernels: str | None) -> "Ngram":
+    def over(self, arrays: Tree, target: Target, kernels: str) -> "Ngram":
         """See `Drafter`."""
         return self
 

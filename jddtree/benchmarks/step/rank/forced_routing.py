@@ -16,7 +16,7 @@ from jddtree.config import TargetConfig
 from jddtree.errors import UserError
 from jddtree.models.observer import Observer
 from jddtree.models.parameters import Tree
-from pallas_kernels.common.selection import Place
+from pallas_kernels.common.stack import Place
 
 DRAWN = {"uniform": "uniform", "zipf": "skewed"}  # a Zipf law is what `kernels_routing` calls skewed
 NAMES = (*DRAWN, "trace")

@@ -20,6 +20,7 @@ from jddtree.benchmarks.step.rank.forced_routing import FORCED
 from jddtree.benchmarks.step.rank.presets import Models
 from jddtree.decoding import rounds, stages
 from jddtree.decoding.budget import Pace
+from jddtree.decoding.compiling import compiler_options
 from jddtree.decoding.engine import Engine
 from jddtree.decoding.program import Models as Compilable
 from jddtree.decoding.program import Program
@@ -32,7 +33,6 @@ from jddtree.decoding.walk import walk
 from jddtree.models.drafters.base import Candidates
 from jddtree.models.parameters import Tree as Weights
 from jddtree.parallel.mesh import AXIS
-from pallas_kernels.common.versions import compiler_options
 
 STAGES = ("verify", "draft", "build", "walk", "commit", "round", "prefill")
 DONATING = ("commit", "prefill")
@@ -55,7 +55,7 @@ class Shapes:
     models: Models
     tokens: int
     context: int
-    kernels: str | None = None
+    kernels: str = "auto"
     mesh: Mesh | None = None
 
     @property

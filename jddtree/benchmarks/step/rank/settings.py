@@ -23,7 +23,7 @@ ROOM = 1024  # tokens that the caches hold beyond the longest context, for the r
 @dataclass(frozen=True)
 class Settings:
     """models: the configurations; stages: which to measure, "repeat" and "sweep" being checks; chunk: prompt tokens of
-    a prefill call; kernels: implementation, None for the best; threads: compile at a time; mesh: devices that run all
+    a prefill call; kernels: their implementation; threads: compile at a time; mesh: devices that run all
     ranks, None for one that runs one of them; expert_layout: of the mesh.
     """
 
@@ -35,7 +35,7 @@ class Settings:
     stages: tuple[str, ...]
     dtype: jnp.dtype
     chunk: int
-    kernels: str | None
+    kernels: str
     seed: int
     threads: int
     mesh: int | None
@@ -81,7 +81,7 @@ def settings(
         stages=MESH_STAGES if mesh and stages is None else names("--stages", stages, STAGES + CHECKS),
         dtype=jnp.dtype(dtype),
         chunk=TINY_CHUNK if tiny else CHUNK,
-        kernels=None if kernels == "auto" else kernels,
+        kernels=kernels,
         seed=seed,
         threads=threads,
         mesh=mesh,
