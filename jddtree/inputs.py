@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jddtree import strict_json
-from jddtree.api import Prompt, prompt_ids
 from jddtree.errors import UserError
 from jddtree.loading import Model, bundled
+from jddtree.prompts import Prompt, prompt_ids
 from jddtree.text.messages import check_messages
 from jddtree.user_files import check_size, decoded, read_text
 

@@ -3,7 +3,6 @@
 import json
 
 from jddtree import results
-from jddtree.api import prompt_ids
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import CalibrateOptions, ModelOptions
 from jddtree.cli.progress import say_slow
@@ -13,6 +12,7 @@ from jddtree.evaluation.speculation import economy as economy_plots
 from jddtree.evaluation.tasks.lines import StdlibLines
 from jddtree.inputs import encoded, numbers, prompts_of
 from jddtree.loading import Model
+from jddtree.prompts import prompt_ids
 
 BATCH = 12
 LINES_STEP = 4  # every fourth held-out line is fitted to; evaluations use others

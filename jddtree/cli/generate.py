@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jddtree import results, stats
-from jddtree.api import Prompt, budget_fields, prepare
+from jddtree.api import budget_fields, prepare
 from jddtree.cli import interrupts
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import (
@@ -28,6 +28,7 @@ from jddtree.errors import UserError
 from jddtree.inputs import read_prompt
 from jddtree.loading import Model
 from jddtree.parallel.processes import finish, is_first, start
+from jddtree.prompts import Prompt
 from jddtree.serving.generation import stream
 from jddtree.serving.transcript import Piece, Result, joined
 from jddtree.serving.user_cache import use_compile_cache

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from jddtree.api import prompt_ids
 from jddtree.cli.generate import default_prompt
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import ModelOptions, TraceOptions
@@ -11,6 +10,7 @@ from jddtree.errors import UserError
 from jddtree.evaluation.speculation import recording, tree_picture
 from jddtree.evaluation.speculation.report import make_recorder
 from jddtree.loading import Model
+from jddtree.prompts import prompt_ids
 
 
 def run(options: TraceOptions, model: ModelOptions) -> None:

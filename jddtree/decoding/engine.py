@@ -17,22 +17,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jddtree.config import DrafterConfig, check_pair
+from jddtree.config import DrafterConfig
 from jddtree.decoding import rounds
 from jddtree.decoding.budget import Pace
 from jddtree.decoding.calibration import UNCALIBRATED, Calibration
-from jddtree.decoding.compiling import compiler_options
 from jddtree.decoding.costs import UNKNOWN, CostTable
-from jddtree.decoding.program import Program
+from jddtree.decoding.program import Program, check_program, compiler_options
 from jddtree.decoding.requests import Request, check_request, controls_of
 from jddtree.decoding.rounds import Chunk
 from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, Controls, State, initial_state
 from jddtree.drafter_kinds import model_of
 from jddtree.errors import UserError
-from jddtree.limits import CHUNK, ROUNDS, ROWS, SEQUENCES
 from jddtree.models.parameters import Tree
-
-LIMITS = {"rows": ROWS, "sequences": SEQUENCES, "rounds": ROUNDS, "chunk": CHUNK}
 
 
 class Dispatch(NamedTuple):
@@ -263,36 +259,6 @@ def _compile(lowered: jax.stages.Lowered, rows: int | None) -> jax.stages.Compil
 def _where(fresh: np.ndarray, value: int, old: jax.Array) -> jax.Array:
     """A small per-sequence array with some entries replaced; on the host, where it compiles nothing"""
     return jax.device_put(np.where(fresh, np.int32(value), np.asarray(old)).astype(np.int32), old.sharding)
-
-
-def check_program(program: Program) -> None:
-    """Raise UserError when the compiled capacity cannot work."""
-    capacity, target = program.capacity, program.target
-    if (
-        sorted({*capacity.widths, capacity.rows}) != [*capacity.widths, capacity.rows]
-        or min(capacity.widths, default=1) < 1
-    ):
-        raise UserError(
-            f"the capacity's widths are {capacity.widths}, but must rise from 1 to less than {capacity.rows}"
-        )
-    for name, limit in LIMITS.items():
-        limit.check(f"the capacity's {name}", getattr(capacity, name))
-    if program.drafter is None:
-        if capacity.rows != 1:
-            raise UserError(f"capacity is {capacity.rows} rows without a drafter, but then it is 1; give --draft")
-    else:
-        check_pair(target, program.drafter)
-        if capacity.rows < program.block:
-            raise UserError(
-                f"capacity is {capacity.rows} rows, but a chain of block size {program.block} needs {program.block}; "
-                f"raise --capacity to at least {program.block}"
-            )
-        if not 1 <= capacity.candidates <= target.vocab_size:
-            raise UserError(f"candidates per slot is {capacity.candidates}, but must be 1 to {target.vocab_size}")
-    if not 2 <= capacity.context <= target.max_position_embeddings:
-        raise UserError(
-            f"--max-context is {capacity.context} tokens, but this target takes 2 to {target.max_position_embeddings}"
-        )
 
 
 def timed(dispatches: Iterator[Dispatch]) -> Iterator[tuple[float, Dispatch]]:

@@ -1,15 +1,22 @@
-"""What is fixed when a round is compiled, and the models that it runs over their weights."""
+"""What is fixed when a round is compiled: shapes, models, kernels, and how XLA compiles it on this machine."""
 
+import os
 from dataclasses import dataclass
 
-from jddtree.config import DrafterConfig, TargetConfig
+import jax
+
+from jddtree.config import DrafterConfig, TargetConfig, check_pair
 from jddtree.decoding.state import Capacity
-from jddtree.decoding.tree import lattice
-from jddtree.drafter_kinds import model_of
-from jddtree.models.drafters.base import Proposer
+from jddtree.errors import UserError
+from jddtree.limits import CHUNK, ROUNDS, ROWS, SEQUENCES
+from jddtree.models.kernels import one_graph
 from jddtree.models.observer import Observer
-from jddtree.models.parameters import Tree
-from jddtree.models.target import Target
+from pallas_kernels.common.device import JAX_VERSION
+
+LIMITS = {"rows": ROWS, "sequences": SEQUENCES, "rounds": ROUNDS, "chunk": CHUNK}
+# What a CUDA graph holds: loops, too, so that all layers are one graph.
+LOOPS_TOO = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 
 
 @dataclass(frozen=True)
@@ -32,16 +39,45 @@ class Program:
         return self.drafter.block_size if self.drafter else 1
 
 
-class Models:
-    """The two models of a program over their weights, and the lattice of its trees."""
+def check_program(program: Program) -> None:
+    """Raise UserError when the compiled capacity cannot work."""
+    capacity, target = program.capacity, program.target
+    if (
+        sorted({*capacity.widths, capacity.rows}) != [*capacity.widths, capacity.rows]
+        or min(capacity.widths, default=1) < 1
+    ):
+        raise UserError(
+            f"the capacity's widths are {capacity.widths}, but must rise from 1 to less than {capacity.rows}"
+        )
+    for name, limit in LIMITS.items():
+        limit.check(f"the capacity's {name}", getattr(capacity, name))
+    if program.drafter is None:
+        if capacity.rows != 1:
+            raise UserError(f"capacity is {capacity.rows} rows without a drafter, but then it is 1; give --draft")
+    else:
+        check_pair(target, program.drafter)
+        if capacity.rows < program.block:
+            raise UserError(
+                f"capacity is {capacity.rows} rows, but a chain of block size {program.block} needs {program.block}; "
+                f"raise --capacity to at least {program.block}"
+            )
+        if not 1 <= capacity.candidates <= target.vocab_size:
+            raise UserError(f"candidates per slot is {capacity.candidates}, but must be 1 to {target.vocab_size}")
+    if not 2 <= capacity.context <= target.max_position_embeddings:
+        raise UserError(
+            f"--max-context is {capacity.context} tokens, but this target takes 2 to {target.max_position_embeddings}"
+        )
 
-    def __init__(self, program: Program, weights: Tree):
-        self.program = program
-        taps = program.drafter.target_layer_ids if program.drafter else ()
-        parts = program.target, weights["target"], taps, program.kernels, program.axis
-        self.target = Target(*parts, observer=program.observer)
-        self.drafter: Proposer | None = None
-        if program.drafter:
-            self.drafter = model_of(program.drafter).over(weights.get("drafter", {}), self.target, program.kernels)
-        capacity = program.capacity
-        self.lattice = lattice(program.block - 1, capacity.rows - 1, capacity.candidates)
+
+def compiler_options(rows: int | None = None) -> dict[str, str | bool]:
+    """Options for `jax.stages.Lowered.compile`; rows: of a verify pass on one device, None on several."""
+    if jax.default_backend() != "gpu":
+        # On a CPU LLVM's higher levels compile a third longer and run no faster.
+        return {"xla_backend_optimization_level": "1"}
+    # Kernels of a CUDA graph that do not wait for one another overlap: 3 to 6 % of a step.
+    options: dict[str, str | bool] = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+    chosen_by_user = COMMAND_BUFFERS in os.environ.get("XLA_FLAGS", "")
+    if rows is not None and one_graph(rows) and JAX_VERSION >= (0, 11) and not chosen_by_user:
+        # One graph for all layers instead of one for each: 5 % of a pass of one row, slower for many.
+        options |= {COMMAND_BUFFERS: LOOPS_TOO, "xla_gpu_command_buffer_unroll_loops": True}
+    return options

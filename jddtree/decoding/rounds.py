@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jddtree.decoding.program import Models, Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.sampling import choose
-from jddtree.decoding.stages import cut, plan_trees, propose, settle, verify
+from jddtree.decoding.stages import Models, cut, plan_trees, propose, settle, verify
 from jddtree.decoding.state import BROKEN, RUNNING, Controls, State
 from jddtree.models.cache import append_rows
 from jddtree.models.drafters.base import Committed

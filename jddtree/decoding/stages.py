@@ -13,15 +13,32 @@ from jax import lax
 
 from jddtree.decoding.budget import Plan, keep_pace, plan
 from jddtree.decoding.coupling import couple
-from jddtree.decoding.program import Models, Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.sampling import choose
 from jddtree.decoding.state import BROKEN, CONTEXT, LENGTH, RUNNING, STOP, Controls, State
-from jddtree.decoding.tree import Tree, build, root_only
+from jddtree.decoding.tree import Tree, build, lattice, root_only
 from jddtree.decoding.walk import walk
+from jddtree.drafter_kinds import model_of
 from jddtree.models.cache import append_rows
-from jddtree.models.drafters.base import Candidates, Committed
-from jddtree.models.target import Rows, Scored
+from jddtree.models.drafters.base import Candidates, Committed, Proposer
+from jddtree.models.parameters import Tree as Weights
+from jddtree.models.target import Rows, Scored, Target
 from jddtree.parallel.split_logits import Vocabulary
+
+
+class Models:
+    """The two models of a program over their weights, and the lattice of its trees."""
+
+    def __init__(self, program: Program, weights: Weights):
+        self.program = program
+        taps = program.drafter.target_layer_ids if program.drafter else ()
+        parts = program.target, weights["target"], taps, program.kernels, program.axis
+        self.target = Target(*parts, observer=program.observer)
+        self.drafter: Proposer | None = None
+        if program.drafter:
+            self.drafter = model_of(program.drafter).over(weights.get("drafter", {}), self.target, program.kernels)
+        capacity = program.capacity
+        self.lattice = lattice(program.block - 1, capacity.rows - 1, capacity.candidates)
 
 
 class Verified(NamedTuple):

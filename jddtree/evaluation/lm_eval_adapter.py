@@ -11,7 +11,6 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any
 
-from jddtree.api import prompt_ids
 from jddtree.decoding.engine import Engine, Request
 from jddtree.errors import UserError
 from jddtree.evaluation.likelihood import Scorer
@@ -23,6 +22,7 @@ from jddtree.evaluation.tasks.scoring import (
     thinks_to_the_end,
 )
 from jddtree.loading import Model
+from jddtree.prompts import prompt_ids
 from jddtree.serving.engines import compile_engine, default_capacity
 from jddtree.serving.scheduler import Answer, Job, answers
 

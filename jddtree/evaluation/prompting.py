@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jddtree.api import prompt_ids
 from jddtree.decoding.engine import Engine, Request, check_program, check_request
 from jddtree.decoding.program import Program
 from jddtree.errors import UserError
 from jddtree.evaluation.tasks.definition import Example, Task
 from jddtree.evaluation.tasks.scoring import opens_thinking
 from jddtree.loading import Model
+from jddtree.prompts import prompt_ids
 from jddtree.serving.engines import compile_engine, default_capacity, program_for
 from jddtree.serving.scheduler import Job
 

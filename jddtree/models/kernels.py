@@ -202,6 +202,15 @@ class Kernels:
 
     # Feed-forward blocks.
 
+    def gated_mlp(self, x: jax.Array, stacks: Sequence[jax.Array], place: Place) -> Addends:
+        """down(silu(gate x) * up x) of the layer at `place`, no biases; a rank's part where the width is split.
+
+        x: [T, H]; stacks: gate, up and down, each [layers, out, in].
+        """
+        gate, up, down = stacks
+        activated = self.gated_activation(self.matmul(x, [gate, up], place), x.dtype)
+        return self.project_out(activated, down, place)
+
     def gated_activation(self, parts: jax.Array, dtype: jnp.dtype) -> jax.Array:
         """silu(gate) * up [T, I], of the product with both."""
         return gated_activation(parts, dtype, self.implementation)

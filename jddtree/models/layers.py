@@ -1,14 +1,11 @@
-"""What all layers are made of: linear maps, RMS norms, gated MLPs, and modules that hold named arrays."""
+"""What all layers are made of: linear maps, RMS norms, and modules that hold named arrays."""
 
 from typing import TYPE_CHECKING
 
 import jax
 from flax import nnx
 
-from jddtree.models.kernels import Kernels
 from pallas_kernels.common import numerics, wide
-from pallas_kernels.common.addends import Addends
-from pallas_kernels.common.stack import Place
 
 
 class Weights(nnx.Module):
@@ -42,13 +39,3 @@ def contract(x: jax.Array, weight: jax.Array) -> jax.Array:
 def rms_norm(x: jax.Array, weight: nnx.Param | jax.Array, eps: float) -> jax.Array:
     """`numerics.rms_norm` with a parameter as its weight."""
     return numerics.rms_norm(x, weight[...], eps)
-
-
-def gated_mlp(x: jax.Array, stacks: tuple[nnx.Param, nnx.Param, nnx.Param], place: Place, kernels: Kernels) -> Addends:
-    """down(silu(gate x) * up x) of the layer at `place`, no biases; a rank's part where the width is split.
-
-    x: [T, H]; stacks: gate, up and down, each [layers, out, in].
-    """
-    gate, up, down = (stack[...] for stack in stacks)
-    activated = kernels.gated_activation(kernels.matmul(x, [gate, up], place), x.dtype)
-    return kernels.project_out(activated, down, place)

@@ -15,7 +15,7 @@ from jax import lax
 
 from jddtree.config import TargetConfig
 from jddtree.models.kernels import Kernels
-from jddtree.models.layers import Weights, contract, gated_mlp, rms_norm
+from jddtree.models.layers import Weights, contract, rms_norm
 from jddtree.models.mla import LatentAttention, Rows, View, view_of
 from jddtree.models.moe import Experts
 from jddtree.models.observer import Observer
@@ -77,8 +77,8 @@ class DenseLayers(LatentAttention):
 
     def feed_forward(self, x: jax.Array, valid: jax.Array, place: Place) -> FeedForward:
         """The block of the layer at `place`. x: normed rows [T, H]; valid: int32 [T], 0 for padding."""
-        stacks = self.mlp_gate, self.mlp_up, self.mlp_down
-        return FeedForward(gated_mlp(x, stacks, place, self.kernels), None)
+        stacks = [self.mlp_gate[...], self.mlp_up[...], self.mlp_down[...]]
+        return FeedForward(self.kernels.gated_mlp(x, stacks, place), None)
 
 
 class MoELayers(LatentAttention):

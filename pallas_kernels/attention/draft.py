@@ -38,7 +38,8 @@ from pallas_kernels.attention.merge import LOWEST, Partials, merge
 from pallas_kernels.attention.partition import Partition
 from pallas_kernels.common import softmax
 from pallas_kernels.common.choice import layer_implementation
-from pallas_kernels.common.triton import padded_size, triton_call
+from pallas_kernels.common.tile import padded_size
+from pallas_kernels.common.triton import triton_call
 
 KEY_BLOCK = 128  # of the plain twin
 

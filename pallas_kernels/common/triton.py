@@ -1,8 +1,5 @@
-"""Calling a Pallas-Triton kernel, in every supported jax version (0.10.2 to 0.12).
-
-triton_call  pl.pallas_call on the Triton backend, which the type of compiler_params selects
-fma          a * b + c rounded once; XLA's Triton does not contract it, and the interpreter has no inline PTX
-padded_size  the size of a Triton tile that covers another size
+"""Calling a Pallas-Triton kernel, in every supported jax version (0.10.2 to 0.12): `pl.pallas_call` on the Triton
+backend, which the type of compiler_params selects.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,18 +54,3 @@ def triton_call(
         )(*operands)
 
     return call
-
-
-def fma(a: jax.Array, b: jax.Array, c: jax.Array, interpret: bool) -> jax.Array:
-    """a * b + c, float32, inside a Triton kernel."""
-    if interpret:
-        return a * b + c
-    out = [jax.ShapeDtypeStruct(a.shape, a.dtype)]
-    return plt.elementwise_inline_asm(
-        "fma.rn.f32 $0, $1, $2, $3;", args=[a, b, c], constraints="=f,f,f,f", pack=1, result_shape_dtypes=out
-    )[0]
-
-
-def padded_size(size: int, least: int = 1) -> int:
-    """The power of two that covers `size`, as Triton's tiles need, and at least `least`."""
-    return max(least, 1 << (size - 1).bit_length())

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.common.triton import fma
+from pallas_kernels.common.fma import fma
 from pallas_kernels.experts.lanes import (
     LANES,
     TOKENS,

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.common.triton import fma
+from pallas_kernels.common.fma import fma
 
 LANES = 32
 TOKENS = 8  # columns of one tensor core operand

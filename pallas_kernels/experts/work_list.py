@@ -24,7 +24,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.common.triton import padded_size, triton_call
+from pallas_kernels.common.tile import padded_size
+from pallas_kernels.common.triton import triton_call
 from pallas_kernels.experts.launch import LIST_PAIRS, LIST_WARPS
 from pallas_kernels.experts.plan import Plan
 

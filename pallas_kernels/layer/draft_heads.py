@@ -21,7 +21,8 @@ from pallas_kernels.common import wide
 from pallas_kernels.common.choice import layer_implementation
 from pallas_kernels.common.numerics import rms_norm, rotate
 from pallas_kernels.common.stack import Place
-from pallas_kernels.common.triton import padded_size, triton_call
+from pallas_kernels.common.tile import padded_size
+from pallas_kernels.common.triton import triton_call
 
 Heads = tuple[jax.Array, jax.Array, jax.Array]
 

@@ -16,7 +16,8 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.common import wide
 from pallas_kernels.common.choice import layer_implementation
-from pallas_kernels.common.triton import padded_size, triton_call
+from pallas_kernels.common.tile import padded_size
+from pallas_kernels.common.triton import triton_call
 from pallas_kernels.layer.launch import ACTIVATION_COLUMNS, ACTIVATION_WARPS
 
 

@@ -23,7 +23,8 @@ from pallas_kernels.common import wide
 from pallas_kernels.common.choice import layer_implementation
 from pallas_kernels.common.numerics import rotate
 from pallas_kernels.common.stack import Place
-from pallas_kernels.common.triton import padded_size, triton_call
+from pallas_kernels.common.tile import padded_size
+from pallas_kernels.common.triton import triton_call
 from pallas_kernels.layer.launch import (
     HEAD_ROW_TILE,
     HEAD_STEP,

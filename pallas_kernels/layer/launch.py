@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pallas_kernels.common.device import MULTIPROCESSORS, SHARED_BYTES, gpu_generation
-from pallas_kernels.common.triton import padded_size
+from pallas_kernels.common.tile import padded_size
 
 MATMUL_ROW_TILE = 64  # weight rows of a program
 MATMUL_WARPS = 4

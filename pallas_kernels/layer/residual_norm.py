@@ -23,7 +23,8 @@ from pallas_kernels.common.addends import Addends
 from pallas_kernels.common.choice import MOST_ROWS, layer_implementation
 from pallas_kernels.common.numerics import rms_norm, rounded
 from pallas_kernels.common.stack import Place
-from pallas_kernels.common.triton import padded_size, triton_call
+from pallas_kernels.common.tile import padded_size
+from pallas_kernels.common.triton import triton_call
 from pallas_kernels.layer.launch import norm_warps
 
 

@@ -23,7 +23,8 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels.common import wide
 from pallas_kernels.common.choice import layer_implementation
 from pallas_kernels.common.stack import Place
-from pallas_kernels.common.triton import padded_size, triton_call
+from pallas_kernels.common.tile import padded_size
+from pallas_kernels.common.triton import triton_call
 from pallas_kernels.layer.launch import MATMUL_WARPS, MatmulLaunch, layer_launch
 
 COLUMNS = 32

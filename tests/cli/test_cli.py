@@ -10,9 +10,9 @@ import sys
 import pytest
 from conftest import COMPILE_FLAGS, ROOT, micro_drafter, micro_target
 
-from jddtree.api import prompt_ids
 from jddtree.cli.main import app, guarded
 from jddtree.loading import load
+from jddtree.prompts import prompt_ids
 
 
 @pytest.fixture(scope="session")

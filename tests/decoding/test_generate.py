@@ -3,7 +3,8 @@
 import pytest
 
 import jddtree
-from jddtree.api import prepare, prompt_ids
+from jddtree.api import prepare
+from jddtree.prompts import prompt_ids
 from jddtree.serving.engines import default_capacity
 from jddtree.serving.generation import generate_batch
 from jddtree.serving.transcript import Statistics, Transcript

@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec as P
 from test_checkpoint import copy_folder, edit_folder
 
 import jddtree
-from jddtree.api import prompt_ids
 from jddtree.decoding.sampling import Sampling, choose
 from jddtree.models.target import Target
 from jddtree.parallel.mesh import AXIS, make_mesh
 from jddtree.parallel.split_logits import Vocabulary
+from jddtree.prompts import prompt_ids
 
 IDS = 11  # over 4 ranks: 3 each, the last has 2 and one of padding
 PADDED = 12

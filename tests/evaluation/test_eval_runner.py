@@ -17,7 +17,6 @@ from eval_harness import CONTEXT, Functions, engine, micro, scorer, settings
 from harness import compilations
 
 from jddtree import results as benchmark_results
-from jddtree.api import prompt_ids
 from jddtree.cli import eval as cli
 from jddtree.decoding.engine import Engine, Request
 from jddtree.errors import UserError
@@ -29,6 +28,7 @@ from jddtree.evaluation.summary import score
 from jddtree.evaluation.tasks.definition import Example, Score
 from jddtree.evaluation.tasks.mathematics import GSM8K
 from jddtree.evaluation.tasks.userfile import UserFile
+from jddtree.prompts import prompt_ids
 from jddtree.serving.generation import generate_batch
 from jddtree.serving.scheduler import Answer, Job, answers
 from jddtree.serving.transcript import Statistics

@@ -13,10 +13,9 @@ from harness import REFERENCE_EPS, TEXT_WIDTH, close, draft_of, empty_cache, loa
 
 from jddtree.config import Rope, target_config
 from jddtree.decoding import rounds
-from jddtree.decoding.program import Models
 from jddtree.decoding.requests import controls_of
 from jddtree.decoding.sampling import Sampling, choose
-from jddtree.decoding.stages import Verified, commit, follow
+from jddtree.decoding.stages import Models, Verified, commit, follow
 from jddtree.decoding.state import RUNNING, initial_state
 from jddtree.decoding.tree import Shape, build
 from jddtree.models.kernels import Kernels

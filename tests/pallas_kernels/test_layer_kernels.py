@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jddtree.decoding.compiling import compiler_options
+from jddtree.decoding.program import compiler_options
 from jddtree.models.kernels import Kernels
 from pallas_kernels.attention import launch as tree_attention_launch
 from pallas_kernels.attention.draft import Block, draft_attention

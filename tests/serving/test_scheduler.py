@@ -7,10 +7,10 @@ import pytest
 from eval_harness import CONTEXT, engine, micro
 from harness import compilations
 
-from jddtree.api import prompt_ids
 from jddtree.decoding.requests import Request
 from jddtree.decoding.state import IDLE
 from jddtree.errors import UserError
+from jddtree.prompts import prompt_ids
 from jddtree.serving.generation import generate_batch
 from jddtree.serving.scheduler import Scheduler
 from jddtree.serving.transcript import joined

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jddtree import results
-from jddtree.api import prompt_ids
 from jddtree.decoding.engine import Request
 from jddtree.loading import Model, bundled, load
+from jddtree.prompts import prompt_ids
 from jddtree.results import Row
 from jddtree.serving.engines import compile_engine, default_capacity
 from jddtree.serving.generation import generate_batch

@@ -3,7 +3,6 @@
 import json
 
 from jddtree import results
-from jddtree.api import Prompt, prompt_ids
 from jddtree.benchmarks.decoding import auto_budget
 from jddtree.cli.bench.choices import AutoOptions
 from jddtree.cli.opening import open_model
@@ -17,6 +16,7 @@ from jddtree.evaluation.tasks.lines import StdlibLines
 from jddtree.inputs import encoded, numbers, prompts_of
 from jddtree.limits import NODES
 from jddtree.loading import Model
+from jddtree.prompts import Prompt, prompt_ids
 
 PROMPTS = 24
 

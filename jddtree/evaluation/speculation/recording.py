@@ -14,8 +14,8 @@ import numpy as np
 
 from jddtree.decoding import stages
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.program import Models, Program
-from jddtree.decoding.stages import Settled, Verified
+from jddtree.decoding.program import Program
+from jddtree.decoding.stages import Models, Settled, Verified
 from jddtree.decoding.state import RUNNING, Controls, State
 from jddtree.decoding.tree import Tree
 from jddtree.errors import UserError

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jddtree.drafter_kinds import DrafterConfig
 from jddtree.models.parameters import Tree
-from jddtree.models.target import Target
+from jddtree.parallel.split_logits import Vocabulary
 
 
 class Candidates(NamedTuple):
@@ -55,6 +55,22 @@ class Ranking(Protocol):
         """
 
 
+class TargetEnds(Protocol):
+    """What a drafter may use of its target: embedding, head, vocabulary and mesh axis."""
+
+    axis: str | None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The ids that logits stand for."""
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Token ids int32 [...] to [..., H]."""
+
+    def head(self, hidden: jax.Array) -> jax.Array:
+        """Normed rows [..., H] to logits float32 [..., V / ranks]."""
+
+
 class Proposer(Protocol):
     """A drafter over its weights, inside a compiled program."""
 
@@ -79,5 +95,5 @@ class Drafter(Protocol):
     def specs(self) -> Any:
         """The partition specs of the draft state on a mesh."""
 
-    def over(self, arrays: Tree, target: Target, kernels: str) -> Proposer:
+    def over(self, arrays: Tree, target: TargetEnds, kernels: str) -> Proposer:
         """The drafter over its weights, {} for one without. target: whose embedding, head and axis it may use."""

@@ -18,11 +18,10 @@ from jax.sharding import PartitionSpec as P
 from jddtree.config import DFlashConfig
 from jddtree.models import rope
 from jddtree.models.cache import append_rows
-from jddtree.models.drafters.base import Candidates, Committed, Ranking
+from jddtree.models.drafters.base import Candidates, Committed, Ranking, TargetEnds
 from jddtree.models.kernels import Kernels
-from jddtree.models.layers import Weights, gated_mlp, rms_norm
+from jddtree.models.layers import Weights, rms_norm
 from jddtree.models.parameters import Tree
-from jddtree.models.target import Target
 from jddtree.parallel.mesh import AXIS
 from pallas_kernels.attention.draft import Block, takes_heads
 from pallas_kernels.common.addends import Addends
@@ -56,7 +55,7 @@ class DFlash:
         split: Any = P(None, None, None, AXIS)
         return Caches(split, split)
 
-    def over(self, arrays: Tree, target: Target, kernels: str) -> "DFlashProposer":
+    def over(self, arrays: Tree, target: TargetEnds, kernels: str) -> "DFlashProposer":
         """See `Drafter`."""
         return DFlashProposer(self.config, DFlashModel(self.config, arrays, target.axis, kernels), target)
 
@@ -64,7 +63,7 @@ class DFlash:
 class DFlashProposer:
     """The network with the target's embedding and head."""
 
-    def __init__(self, config: DFlashConfig, model: "DFlashModel", target: Target):
+    def __init__(self, config: DFlashConfig, model: "DFlashModel", target: TargetEnds):
         self.config, self.model, self.target = config, model, target
 
     def observe(self, draft: Caches, committed: Committed) -> Caches:
@@ -191,7 +190,8 @@ class DFlashModel(nnx.Module):
         heads = self._attend(stream.normed, index, context)
         attended = kernels.all_reduce(kernels.project_out(heads, layers.o[...], place))
         stream = self._add_norm(stream.x, attended, layers.post_norm[...], place)
-        mlp = gated_mlp(stream.normed, (layers.mlp_gate, layers.mlp_up, layers.mlp_down), place, kernels)
+        stacks = [layers.mlp_gate[...], layers.mlp_up[...], layers.mlp_down[...]]
+        mlp = kernels.gated_mlp(stream.normed, stacks, place)
         return self._add_norm(stream.x, kernels.all_reduce(mlp), context.norms, Place(index, -1))
 
     def _attend(self, normed: jax.Array, index: jax.Array, context: Context) -> jax.Array:

@@ -24,9 +24,8 @@ from jax.sharding import PartitionSpec as P
 
 from jddtree.errors import UserError
 from jddtree.models.cache import append_rows
-from jddtree.models.drafters.base import Candidates, Committed, Ranking
+from jddtree.models.drafters.base import Candidates, Committed, Ranking, TargetEnds
 from jddtree.models.parameters import Tree
-from jddtree.models.target import Target
 
 SURER = 4.0
 
@@ -91,7 +90,7 @@ class Ngram:
         everywhere: Any = P()
         return History(everywhere)
 
-    def over(self, arrays: Tree, target: Target, kernels: str) -> "Ngram":
+    def over(self, arrays: Tree, target: TargetEnds, kernels: str) -> "Ngram":
         """See `Drafter`."""
         return self
 

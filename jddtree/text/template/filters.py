@@ -7,8 +7,9 @@ in the transformers library, and `join`, `replace`, `indent`, `format` and `safe
 import functools
 import json
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from jinja2 import Environment
 from jinja2.exceptions import FilterArgumentError
 from jinja2.filters import do_indent, make_attrgetter
 from jinja2.runtime import Context
@@ -18,16 +19,23 @@ from markupsafe import Markup, soft_str
 from jddtree.text.template.bounds import MAX_WIDTH, TemplateLimit, check_size, check_width
 from jddtree.text.template.origin import join_texts, marked_safe, tracked
 
-if TYPE_CHECKING:
-    from jddtree.text.template.environment import TemplateEnvironment
-
 _SIZED = frozenset({"batch", "slice", "center", "indent", "wordwrap", "round", "tojson", "urlize"})
 """Filters whose numbers and further texts are sizes or paddings."""
 _SLOW = frozenset({"wordwrap", "urlize", "pprint", "title", "striptags", "xmlattr", "urlencode"})
 """Filters that take microseconds a character."""
 
 
-def bounded_filter(environment: "TemplateEnvironment", name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+class Clock(Protocol):
+    """What stops a rendering that takes too much."""
+
+    def check_time(self) -> None:
+        """Raise `TemplateLimit` when the time is up."""
+
+    def admit(self, value: Any) -> Any:
+        """The value, within the limits. Raises `TemplateLimit` for a larger one."""
+
+
+def bounded_filter(environment: Clock, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """The filter, whose texts are tracked and whose time, arguments and result are within the limits."""
 
     @functools.wraps(call)
@@ -73,9 +81,7 @@ def _to_json(
 
 
 @pass_environment
-def _join(
-    environment: "TemplateEnvironment", value: Iterable[Any], d: str = "", attribute: str | int | None = None
-) -> str:
+def _join(environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
     items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
     return join_texts(str(d), map(str, items))
 

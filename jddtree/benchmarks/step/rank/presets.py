@@ -32,6 +32,7 @@ K26_DRAFTER = {
 }
 TAPS = (1, 12, 24, 35, 47, 58)
 MASK = {"kimi-k2.6": 163838, "tiny": 1278}
+STAGES = ("verify", "draft", "build", "walk", "commit", "round", "prefill")
 
 
 class Models(NamedTuple):

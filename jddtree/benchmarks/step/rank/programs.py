@@ -17,15 +17,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jddtree.benchmarks.step.rank.forced_routing import FORCED
-from jddtree.benchmarks.step.rank.presets import Models
+from jddtree.benchmarks.step.rank.presets import STAGES, Models
 from jddtree.decoding import rounds, stages
 from jddtree.decoding.budget import Pace
-from jddtree.decoding.compiling import compiler_options
 from jddtree.decoding.engine import Engine
-from jddtree.decoding.program import Models as Compilable
-from jddtree.decoding.program import Program
+from jddtree.decoding.program import Program, compiler_options
 from jddtree.decoding.requests import Request, controls_of
 from jddtree.decoding.rounds import Chunk
+from jddtree.decoding.stages import Models as Compilable
 from jddtree.decoding.stages import Verified, Walked
 from jddtree.decoding.state import RUNNING, Capacity, Controls, State
 from jddtree.decoding.tree import Tree, ancestor_words
@@ -34,7 +33,6 @@ from jddtree.models.drafters.base import Candidates
 from jddtree.models.parameters import Tree as Weights
 from jddtree.parallel.mesh import AXIS
 
-STAGES = ("verify", "draft", "build", "walk", "commit", "round", "prefill")
 DONATING = ("commit", "prefill")
 ROUNDS = 8
 WIDEST_TREE = 256

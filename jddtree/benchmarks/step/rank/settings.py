@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jddtree.benchmarks.kernels.sizes import names, numbers
 from jddtree.benchmarks.step.rank import forced_routing as step_routing
 from jddtree.benchmarks.step.rank import presets as step_presets
-from jddtree.benchmarks.step.rank.presets import Models
-from jddtree.benchmarks.step.rank.programs import STAGES
+from jddtree.benchmarks.step.rank.presets import STAGES, Models
 from jddtree.errors import UserError
 from jddtree.parallel.mesh import EXPERT_LAYOUTS
 
