@@ -5,7 +5,7 @@ import json
 from jddtree import results
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import CalibrateOptions, ModelOptions
-from jddtree.cli.progress import say_slow
+from jddtree.cli.terminal.progress import say_slow
 from jddtree.decoding.calibration import FEATURES
 from jddtree.evaluation.speculation import calibrating, plots
 from jddtree.evaluation.speculation import economy as economy_plots

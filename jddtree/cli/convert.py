@@ -7,9 +7,9 @@ from typing import Any
 
 from converters.storage.convert import Outcome, convert
 from converters.storage.plan import PartPlan
-from jddtree.cli import interrupts
+from jddtree.cli.ending import interrupts
 from jddtree.cli.options import ConvertOptions, QuietOptions
-from jddtree.cli.progress import Bars
+from jddtree.cli.terminal.progress import Bars
 
 GB = 1e9
 

@@ -4,7 +4,7 @@ import os
 import sys
 
 from jddtree import streams
-from jddtree.cli import interrupts
+from jddtree.cli.ending import interrupts
 from jddtree.errors import UserError
 
 

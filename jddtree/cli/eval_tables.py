@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from jddtree import results
-from jddtree.cli.progress import Counter
+from jddtree.cli.terminal.progress import Counter
 from jddtree.evaluation import losslessness, runner
 from jddtree.evaluation.golden import Golden, check_golden
 from jddtree.evaluation.likelihood import Scorer

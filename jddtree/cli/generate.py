@@ -7,7 +7,7 @@ from typing import Any
 
 from jddtree import results, stats
 from jddtree.api import budget_fields, prepare
-from jddtree.cli import interrupts
+from jddtree.cli.ending import interrupts
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import (
     GenerateOptions,
@@ -18,8 +18,8 @@ from jddtree.cli.options import (
     RunOptions,
     ShapeOptions,
 )
-from jddtree.cli.progress import say_slow
-from jddtree.cli.rounds_shown import Painter
+from jddtree.cli.terminal.progress import say_slow
+from jddtree.cli.terminal.rounds_shown import Painter
 from jddtree.decoding.calibration import Calibration, read_calibration
 from jddtree.decoding.costs import CostTable, read_costs
 from jddtree.decoding.engine import Engine

@@ -7,7 +7,7 @@ import typer
 from jddtree.cli.bench.commands import bench
 from jddtree.cli.checks import checked, output_file, output_folder
 from jddtree.cli.conflicts import check_eval, check_generate
-from jddtree.cli.guard import guarded as guarded
+from jddtree.cli.ending.guard import guarded as guarded
 from jddtree.cli.options import (
     CalibrateOptions,
     ConvertOptions,

@@ -1,7 +1,7 @@
 """From the options of a command to a loaded model, with a bar in bytes."""
 
 from jddtree.cli.options import ModelOptions
-from jddtree.cli.progress import Bars
+from jddtree.cli.terminal.progress import Bars
 from jddtree.loading import Model, load
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from conftest import COMPILE_FLAGS, ROOT
 
-from jddtree.cli import guard, interrupts
+from jddtree.cli.ending import guard, interrupts
 
 PATIENCE = 60  # seconds for a start and an end on a busy machine
 
@@ -36,7 +36,7 @@ KEEPING = (
     HEARD
     + """
 import ctypes
-from jddtree.cli import interrupts
+from jddtree.cli.ending import interrupts
 interrupts.install()
 interrupts.keep()
 """

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, micro_target
 
 from jddtree import streams
-from jddtree.cli.progress import Bars, Counter
+from jddtree.cli.terminal.progress import Bars, Counter
 from jddtree.errors import UserError
 
 CLOSED = "error: standard output is closed, so no answer can be written; send it to a file or to /dev/null\n"

@@ -5,7 +5,6 @@ from importlib import import_module
 
 import typer
 
-from jddtree.cli import interrupts
 from jddtree.cli.bench.choices import (
     AutoOptions,
     CouplingOptions,
@@ -14,6 +13,7 @@ from jddtree.cli.bench.choices import (
     SpeculationOptions,
 )
 from jddtree.cli.checks import checked, output_file
+from jddtree.cli.ending import interrupts
 from jddtree.cli.options import ModelOptions
 from jddtree.command import command
 

@@ -7,7 +7,7 @@ from jddtree.benchmarks.decoding import coupled_drafts as coupling
 from jddtree.cli.bench.choices import CouplingOptions
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import ModelOptions
-from jddtree.cli.progress import progress_bar
+from jddtree.cli.terminal.progress import progress_bar
 from jddtree.decoding.requests import Request, check_numbers
 from jddtree.inputs import encoded, numbers, prompts_of
 from jddtree.limits import NODES

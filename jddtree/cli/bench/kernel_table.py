@@ -14,8 +14,8 @@ from jddtree.benchmarks.kernels import printing as table
 from jddtree.benchmarks.kernels import sizes as kernels_settings
 from jddtree.benchmarks.kernels import suite as kernels
 from jddtree.benchmarks.kernels.sizes import Settings
-from jddtree.cli import interrupts
 from jddtree.cli.bench.choices import KernelOptions
+from jddtree.cli.ending import interrupts
 from jddtree.errors import UserError
 from jddtree.results import Row
 

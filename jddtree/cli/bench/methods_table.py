@@ -7,7 +7,7 @@ from jddtree.benchmarks.decoding import methods as generation
 from jddtree.cli.bench.choices import MethodsOptions
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import ModelOptions
-from jddtree.cli.progress import progress_bar
+from jddtree.cli.terminal.progress import progress_bar
 from jddtree.inputs import encoded, numbers, prompts_of
 from jddtree.limits import NODES
 from jddtree.serving.user_cache import use_compile_cache

@@ -7,7 +7,7 @@ from jddtree.benchmarks.decoding import auto_budget
 from jddtree.cli.bench.choices import AutoOptions
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import ModelOptions
-from jddtree.cli.progress import progress_bar
+from jddtree.cli.terminal.progress import progress_bar
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
 from jddtree.evaluation.speculation import economy as economy_plots

@@ -6,7 +6,7 @@ from jddtree import results
 from jddtree.cli.bench.choices import SpeculationOptions
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import ModelOptions
-from jddtree.cli.progress import progress_bar, say_slow
+from jddtree.cli.terminal.progress import progress_bar, say_slow
 from jddtree.evaluation.speculation import plots
 from jddtree.evaluation.speculation import report as speculation_report
 from jddtree.inputs import encoded, prompts_of

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import typer
 
 from jddtree import streams
-from jddtree.cli import interrupts
+from jddtree.cli.ending import interrupts
 from jddtree.errors import UsageError, UserError
 
 
