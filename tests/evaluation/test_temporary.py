@@ -1,6 +1,8 @@
 """Temporary folders: gone at the end, whatever is in them, and nothing outside is touched."""
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ from jddtree.evaluation.sandbox.temporary import temporary_folder
 
 
 @pytest.fixture
-def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the folders are made."""
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the folders are made; pytest could not remove a deep one that a failed test left."""
     monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    subprocess.run(["rm", "-rf", tmp_path], check=True)
 
 
 def nest(folder: str, depth: int) -> None:
