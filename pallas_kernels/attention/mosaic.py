@@ -20,10 +20,11 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention import ancestor_bits as tree_attention_words
-from pallas_kernels.attention import mosaic_split as split
+from pallas_kernels.attention import refs
 from pallas_kernels.attention.ancestor_bits import TREE_TILE, visible
 from pallas_kernels.attention.launch import AttentionLaunch, splits, tile_rows
 from pallas_kernels.attention.merge import Partials, merge
+from pallas_kernels.attention.mosaic_split import split_kernel
 from pallas_kernels.attention.partition import Partition
 
 TILING_ROWS = 8  # a TMA copy into tiled shared memory starts at a multiple of this
@@ -31,13 +32,13 @@ TILING_ROWS = 8  # a TMA copy into tiled shared memory starts at a multiple of t
 
 def unsupported(dtype: jnp.dtype, latent_size: int, width: int, capacity: int) -> str | None:
     """Why these operands do not fit the kernel, None if they do."""
-    wanted_width = split.LATENT + split.ROTATED
-    sizes_fit = latent_size == split.LATENT and width == wanted_width
-    capacity_fits = capacity >= split.KEYS and capacity % TILING_ROWS == 0
+    wanted_width = refs.LATENT + refs.ROTATED
+    sizes_fit = latent_size == refs.LATENT and width == wanted_width
+    capacity_fits = capacity >= refs.KEYS and capacity % TILING_ROWS == 0
     if dtype == jnp.bfloat16 and sizes_fit and capacity_fits:
         return None
-    wanted = f"{jnp.dtype(jnp.bfloat16)}, {split.LATENT} latent of {wanted_width} values"
-    wanted = f"{wanted} and {split.KEYS} keys or more, a multiple of {TILING_ROWS}"
+    wanted = f"{jnp.dtype(jnp.bfloat16)}, {refs.LATENT} latent of {wanted_width} values"
+    wanted = f"{wanted} and {refs.KEYS} keys or more, a multiple of {TILING_ROWS}"
     return f"needs {wanted}, got {dtype}, {latent_size} latent of {width} values and {capacity} keys"
 
 
@@ -88,12 +89,12 @@ def _split_attention(
     shape = _shape(queries, cache, scale, launch, rows.shape[0] > 1, interpret is not None)
     count = shape.partition.splits
     programs = shape.sequences * shape.tiles
-    sums = jax.ShapeDtypeStruct((count, programs, split.LATENT, shape.rows_per_tile), jnp.float32)
-    per_row = jax.ShapeDtypeStruct((count, programs, split.ROWS), jnp.float32)
+    sums = jax.ShapeDtypeStruct((count, programs, refs.LATENT, shape.rows_per_tile), jnp.float32)
+    per_row = jax.ShapeDtypeStruct((count, programs, refs.ROWS), jnp.float32)
     call = plgpu.kernel(
-        functools.partial(split.split_kernel, shape=shape),
+        functools.partial(split_kernel, shape=shape),
         out_type=(sums, per_row, per_row),
-        scratch_types=split.scratch(),
+        scratch_types=refs.scratch(),
         grid=(count, programs),
         grid_names=("split", "tile"),
         num_threads=4,
@@ -120,14 +121,14 @@ def _shape(
     launch: AttentionLaunch,
     stacked: bool,
     interpret: bool,
-) -> split.Shape:
+) -> refs.Shape:
     sequences, tree_rows, heads, _ = queries.shape
-    rows_per_tile = tile_rows(tree_rows * heads, split.ROWS)
+    rows_per_tile = tile_rows(tree_rows * heads, refs.ROWS)
     tiles = math.ceil(tree_rows * heads / rows_per_tile)
-    return split.Shape(
+    return refs.Shape(
         partition=Partition(
-            keys=split.KEYS,
-            tree_blocks=math.ceil(tree_rows / split.KEYS),
+            keys=refs.KEYS,
+            tree_blocks=math.ceil(tree_rows / refs.KEYS),
             splits=splits(sequences * tiles, launch.multiprocessors),
             min_blocks=launch.min_blocks,
         ),
