@@ -59,9 +59,7 @@ def nothing_loads(monkeypatch):
     def load(*_, **__):
         raise AssertionError("a model is loaded")
 
-    for name in ("generate", "eval", "calibrate", "speculation", "bench", "bench_coupling", "bench_auto"):
-        module = __import__(f"jddtree.cli.{name}", fromlist=["load"])
-        monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr("jddtree.cli.opening.load", load)
 
 
 @pytest.mark.usefixtures("nothing_loads")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_folders import write_index
 from conftest import micro_drafter, micro_target, official_dir
-from test_checkpoint import write_index
 
 from converters.checkpoint import INDEX_NAME
 from converters.dflash import load_drafter

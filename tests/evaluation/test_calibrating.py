@@ -10,8 +10,8 @@ from conftest import ROOT
 from harness import SMALL, compilations, decode
 
 from jddtree import stats
+from jddtree.api import budget_fields
 from jddtree.benchmarks.decoding import auto_budget
-from jddtree.cli.generate import budget_fields
 from jddtree.cli.main import app, guarded
 from jddtree.decoding.calibration import FEATURES, MODES, TRUSTING, features, read_calibration
 from jddtree.decoding.costs import UNKNOWN, CostTable, Curve
