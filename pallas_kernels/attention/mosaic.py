@@ -3,9 +3,9 @@
   operands   cache flattened to [.., 576], so that layer and sequence are a row offset of the TMA copies and
              the stack is read in place; queries and rows as well, padded, zeros for rows that are padding;
              ancestor bits by query row (the same in every layer: XLA moves them out of a layer loop)
-  split      tree_attention_mosaic_split.py -> sums float32 [splits, tiles, 512, N] not yet divided, maximum
+  split      mosaic_split.py -> sums float32 [splits, tiles, 512, N] not yet divided, maximum
              and total float32 [splits, tiles, 64] in units of log2; splits without work stay unwritten
-  merge      tree_attention_merge.py (Pallas-Triton)
+  merge      merge.py (Pallas-Triton)
 Needs jax 0.11, bfloat16, 512 latent and 64 rotated values and a cache of 64 keys or more, a multiple of 8;
 ValueError otherwise.
 """
@@ -19,11 +19,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention import ancestor_bits as tree_attention_words
-from pallas_kernels.attention import mosaic_split as split
+from pallas_kernels.attention import ancestor_bits, mosaic_refs
 from pallas_kernels.attention.ancestor_bits import TREE_TILE, visible
 from pallas_kernels.attention.launch import AttentionLaunch, splits, tile_rows
 from pallas_kernels.attention.merge import Partials, merge
+from pallas_kernels.attention.mosaic_split import split_kernel
 from pallas_kernels.attention.partition import Partition
 
 TILING_ROWS = 8  # a TMA copy into tiled shared memory starts at a multiple of this
@@ -31,13 +31,13 @@ TILING_ROWS = 8  # a TMA copy into tiled shared memory starts at a multiple of t
 
 def unsupported(dtype: jnp.dtype, latent_size: int, width: int, capacity: int) -> str | None:
     """Why these operands do not fit the kernel, None if they do."""
-    wanted_width = split.LATENT + split.ROTATED
-    sizes_fit = latent_size == split.LATENT and width == wanted_width
-    capacity_fits = capacity >= split.KEYS and capacity % TILING_ROWS == 0
+    wanted_width = mosaic_refs.LATENT + mosaic_refs.ROTATED
+    sizes_fit = latent_size == mosaic_refs.LATENT and width == wanted_width
+    capacity_fits = capacity >= mosaic_refs.KEYS and capacity % TILING_ROWS == 0
     if dtype == jnp.bfloat16 and sizes_fit and capacity_fits:
         return None
-    wanted = f"{jnp.dtype(jnp.bfloat16)}, {split.LATENT} latent of {wanted_width} values"
-    wanted = f"{wanted} and {split.KEYS} keys or more, a multiple of {TILING_ROWS}"
+    wanted = f"{jnp.dtype(jnp.bfloat16)}, {mosaic_refs.LATENT} latent of {wanted_width} values"
+    wanted = f"{wanted} and {mosaic_refs.KEYS} keys or more, a multiple of {TILING_ROWS}"
     return f"needs {wanted}, got {dtype}, {latent_size} latent of {width} values and {capacity} keys"
 
 
@@ -55,12 +55,12 @@ def tree_attention_mosaic(
     query_bits: jax.Array | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """As tree_attention.tree_attention. interpret:
+    """As `tree_attention` of api.py. interpret:
     plgpu.InterpretGPUParams to run on the CPU, None for a GPU.
     """
     if reason := unsupported(queries.dtype, latent_size, queries.shape[-1], cache.shape[2]):
         raise ValueError(f"implementation 'mosaic' {reason}")
-    bits = tree_attention_words.query_bits(ancestors, queries.shape[2]) if query_bits is None else query_bits
+    bits = ancestor_bits.query_bits(ancestors, queries.shape[2]) if query_bits is None else query_bits
     places = bits.shape[1] // 2 * TREE_TILE
     stacked = rows.ndim == 4
     if not stacked or rows.shape[2] != places:
@@ -88,12 +88,12 @@ def _split_attention(
     shape = _shape(queries, cache, scale, launch, rows.shape[0] > 1, interpret is not None)
     count = shape.partition.splits
     programs = shape.sequences * shape.tiles
-    sums = jax.ShapeDtypeStruct((count, programs, split.LATENT, shape.rows_per_tile), jnp.float32)
-    per_row = jax.ShapeDtypeStruct((count, programs, split.ROWS), jnp.float32)
+    sums = jax.ShapeDtypeStruct((count, programs, mosaic_refs.LATENT, shape.rows_per_tile), jnp.float32)
+    per_row = jax.ShapeDtypeStruct((count, programs, mosaic_refs.ROWS), jnp.float32)
     call = plgpu.kernel(
-        functools.partial(split.split_kernel, shape=shape),
+        functools.partial(split_kernel, shape=shape),
         out_type=(sums, per_row, per_row),
-        scratch_types=split.scratch(),
+        scratch_types=mosaic_refs.scratch(),
         grid=(count, programs),
         grid_names=("split", "tile"),
         num_threads=4,
@@ -120,14 +120,14 @@ def _shape(
     launch: AttentionLaunch,
     stacked: bool,
     interpret: bool,
-) -> split.Shape:
+) -> mosaic_refs.Shape:
     sequences, tree_rows, heads, _ = queries.shape
-    rows_per_tile = tile_rows(tree_rows * heads, split.ROWS)
+    rows_per_tile = tile_rows(tree_rows * heads, mosaic_refs.ROWS)
     tiles = math.ceil(tree_rows * heads / rows_per_tile)
-    return split.Shape(
+    return mosaic_refs.Shape(
         partition=Partition(
-            keys=split.KEYS,
-            tree_blocks=math.ceil(tree_rows / split.KEYS),
+            keys=mosaic_refs.KEYS,
+            tree_blocks=math.ceil(tree_rows / mosaic_refs.KEYS),
             splits=splits(sequences * tiles, launch.multiprocessors),
             min_blocks=launch.min_blocks,
         ),

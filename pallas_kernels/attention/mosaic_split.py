@@ -15,9 +15,8 @@ waited for the keys, and the decay has two slots and barriers because the scores
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,62 +24,25 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.ancestor_bits import TREE_TILE
-from pallas_kernels.attention.partition import Partition
+from pallas_kernels.attention.mosaic_refs import (
+    ARRIVAL,
+    COLUMNS,
+    DEPTH,
+    KEYS,
+    LATENT_CHUNKS,
+    ROWS,
+    Operands,
+    Results,
+    Scratch,
+    Shape,
+)
 
-LATENT, ROTATED = 512, 64
-KEYS = TREE_TILE  # keys of a block
-COLUMNS = 64  # columns of a chunk
-ROWS = 64  # query rows of a score tile
-LATENT_CHUNKS = LATENT // COLUMNS
-DEPTH = 2  # slots of a chunk's ring
-ARRIVAL = (0, 4, 1, 5, 2, 6, 3, 7, 8)  # chunks in the order in which the two value warpgroups free them
-SLOTS = DEPTH * (LATENT_CHUNKS + 1)
 LOWEST = -1e30
-TILING = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 BY_ROW = plgpu.Layout.WGMMA.reduce(1)  # one value per row of a score tile
 BY_COLUMN = plgpu.Layout.WGMMA.reduce(0)
 TILE = plgpu.Layout.WGMMA
 
 Statistics = tuple[jax.Array, jax.Array]  # of the rows: maximum, in units of log2, and total of the weights
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Static sizes. query_rows, capacity: of a sequence, multiples of 8. rows_per_tile: N. factor: scale x
-    log2(e). stacked: whether the tree's own rows stand in a stack of all layers, as the cache does.
-    """
-
-    partition: Partition
-    query_rows: int
-    tiles: int
-    rows_per_tile: int
-    sequences: int
-    capacity: int
-    factor: float
-    stacked: bool
-    interpret: bool
-
-    @property
-    def registers(self) -> tuple[int, int, int]:
-        """A thread's, for values, scores and copies; twice the first plus the others is at most 512."""
-        return (176, 136, 24) if self.rows_per_tile > 56 else (160, 168, 24)
-
-
-def scratch() -> list[Any]:
-    """Shared memory and barriers of a program, in the order of Scratch's fields."""
-    return [
-        plgpu.SMEM((SLOTS, KEYS, COLUMNS), jnp.bfloat16, transforms=TILING),
-        plgpu.SMEM((ROWS, LATENT + ROTATED), jnp.bfloat16, transforms=TILING),
-        plgpu.SMEM((ROWS, KEYS), jnp.bfloat16, transforms=TILING),
-        plgpu.SMEM((2, ROWS), jnp.float32),
-        plgpu.Barrier(num_barriers=SLOTS),
-        plgpu.Barrier(num_barriers=SLOTS),
-        plgpu.Barrier(),
-        plgpu.Barrier(num_barriers=2),
-        plgpu.Barrier(),
-        plgpu.Barrier(num_arrivals=2),
-    ]
 
 
 def split_kernel(*refs: Any, shape: Shape) -> None:
@@ -94,43 +56,6 @@ def split_kernel(*refs: Any, shape: Shape) -> None:
     pl.when((warpgroup == 2) & work)(program.scores)
     pl.when((warpgroup == 0) & work)(lambda: program.values(0))
     pl.when((warpgroup == 1) & work)(lambda: program.values(1))
-
-
-class Operands(NamedTuple):
-    """What the kernel is called with. words: ancestor bits by query row."""
-
-    queries: Any
-    cache: Any
-    rows: Any
-    layer: Any
-    lengths: Any
-    words: Any
-
-
-class Results(NamedTuple):
-    """What the kernel writes: partial sums, and the maximum and total of each row's weights."""
-
-    sums: Any
-    maximum: Any
-    total: Any
-
-
-class Scratch(NamedTuple):
-    """Shared memory: the ring of key chunks, the query tile, the weights P, the decay of earlier sums (two
-    slots); and barriers: a slot of keys is full or free, queries are there, decay is there, weights are there
-    or used up.
-    """
-
-    keys: Any
-    query_tile: Any
-    weights: Any
-    decay: Any
-    full: Any
-    free: Any
-    queries_full: Any
-    decay_ready: Any
-    weights_ready: Any
-    weights_free: Any
 
 
 class Program:
