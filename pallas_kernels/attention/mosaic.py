@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention import ancestor_bits, mosaic_refs
+from pallas_kernels.attention import ancestor_bits as tree_attention_words
+from pallas_kernels.attention import refs
 from pallas_kernels.attention.ancestor_bits import TREE_TILE, visible
 from pallas_kernels.attention.launch import AttentionLaunch, splits, tile_rows
 from pallas_kernels.attention.merge import Partials, merge
@@ -31,13 +32,13 @@ TILING_ROWS = 8  # a TMA copy into tiled shared memory starts at a multiple of t
 
 def unsupported(dtype: jnp.dtype, latent_size: int, width: int, capacity: int) -> str | None:
     """Why these operands do not fit the kernel, None if they do."""
-    wanted_width = mosaic_refs.LATENT + mosaic_refs.ROTATED
-    sizes_fit = latent_size == mosaic_refs.LATENT and width == wanted_width
-    capacity_fits = capacity >= mosaic_refs.KEYS and capacity % TILING_ROWS == 0
+    wanted_width = refs.LATENT + refs.ROTATED
+    sizes_fit = latent_size == refs.LATENT and width == wanted_width
+    capacity_fits = capacity >= refs.KEYS and capacity % TILING_ROWS == 0
     if dtype == jnp.bfloat16 and sizes_fit and capacity_fits:
         return None
-    wanted = f"{jnp.dtype(jnp.bfloat16)}, {mosaic_refs.LATENT} latent of {wanted_width} values"
-    wanted = f"{wanted} and {mosaic_refs.KEYS} keys or more, a multiple of {TILING_ROWS}"
+    wanted = f"{jnp.dtype(jnp.bfloat16)}, {refs.LATENT} latent of {wanted_width} values"
+    wanted = f"{wanted} and {refs.KEYS} keys or more, a multiple of {TILING_ROWS}"
     return f"needs {wanted}, got {dtype}, {latent_size} latent of {width} values and {capacity} keys"
 
 
@@ -60,7 +61,7 @@ def tree_attention_mosaic(
     """
     if reason := unsupported(queries.dtype, latent_size, queries.shape[-1], cache.shape[2]):
         raise ValueError(f"implementation 'mosaic' {reason}")
-    bits = ancestor_bits.query_bits(ancestors, queries.shape[2]) if query_bits is None else query_bits
+    bits = tree_attention_words.query_bits(ancestors, queries.shape[2]) if query_bits is None else query_bits
     places = bits.shape[1] // 2 * TREE_TILE
     stacked = rows.ndim == 4
     if not stacked or rows.shape[2] != places:
@@ -88,12 +89,12 @@ def _split_attention(
     shape = _shape(queries, cache, scale, launch, rows.shape[0] > 1, interpret is not None)
     count = shape.partition.splits
     programs = shape.sequences * shape.tiles
-    sums = jax.ShapeDtypeStruct((count, programs, mosaic_refs.LATENT, shape.rows_per_tile), jnp.float32)
-    per_row = jax.ShapeDtypeStruct((count, programs, mosaic_refs.ROWS), jnp.float32)
+    sums = jax.ShapeDtypeStruct((count, programs, refs.LATENT, shape.rows_per_tile), jnp.float32)
+    per_row = jax.ShapeDtypeStruct((count, programs, refs.ROWS), jnp.float32)
     call = plgpu.kernel(
         functools.partial(split_kernel, shape=shape),
         out_type=(sums, per_row, per_row),
-        scratch_types=mosaic_refs.scratch(),
+        scratch_types=refs.scratch(),
         grid=(count, programs),
         grid_names=("split", "tile"),
         num_threads=4,
@@ -120,14 +121,14 @@ def _shape(
     launch: AttentionLaunch,
     stacked: bool,
     interpret: bool,
-) -> mosaic_refs.Shape:
+) -> refs.Shape:
     sequences, tree_rows, heads, _ = queries.shape
-    rows_per_tile = tile_rows(tree_rows * heads, mosaic_refs.ROWS)
+    rows_per_tile = tile_rows(tree_rows * heads, refs.ROWS)
     tiles = math.ceil(tree_rows * heads / rows_per_tile)
-    return mosaic_refs.Shape(
+    return refs.Shape(
         partition=Partition(
-            keys=mosaic_refs.KEYS,
-            tree_blocks=math.ceil(tree_rows / mosaic_refs.KEYS),
+            keys=refs.KEYS,
+            tree_blocks=math.ceil(tree_rows / refs.KEYS),
             splits=splits(sequences * tiles, launch.multiprocessors),
             min_blocks=launch.min_blocks,
         ),

@@ -24,7 +24,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic_refs import (
+from pallas_kernels.attention.refs import (
     ARRIVAL,
     COLUMNS,
     DEPTH,

@@ -137,7 +137,7 @@ def test_files_are_read_before_anything_loads(capsys, tmp_path, monkeypatch, fla
     [
         "calibrate --output file/x", "bench generate --output file/x", "bench coupling --output file/x",
         "bench auto --output file/x", "bench speculation --output file/x", "bench step --output file/x",
-        "bench decode --output file/x", "bench mesh --output file/x", "bench round --output file/x",
+        "bench decode --output file/x", "bench mesh --output file/x",
         "bench step --dump file/x", "eval --tasks gsm8k --output file/x", "eval --tasks gsm8k --plot file/x",
         "calibrate --output new --plot file/x", "bench auto --plot file/x", "bench speculation --plot file/x",
     ],

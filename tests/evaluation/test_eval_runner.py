@@ -381,7 +381,7 @@ GROUPS = (EvalOptions, ModelOptions, EvalRequestOptions, ShapeOptions, RunOption
 def command(monkeypatch, tmp_path, capsys):
     """Run `eval` on the shared engine; returns its code, the tables, the JSON object and stderr."""
     monkeypatch.setattr("jddtree.cli.opening.load", lambda *_, **__: micro())
-    monkeypatch.setattr("jddtree.cli.eval_tables.Scorer", lambda *_, **__: scorer())
+    monkeypatch.setattr("jddtree.cli.terminal.eval_tables.Scorer", lambda *_, **__: scorer())
     monkeypatch.setattr(cli, "use_compile_cache", lambda _: None)
     for module in (runner, losslessness):
         monkeypatch.setattr(module, "compiled", lambda *_: engine())

@@ -12,7 +12,7 @@ from harness import decode
 
 from jddtree import inputs
 from jddtree.cli.bench import tree_worth as command
-from jddtree.cli.bench.choices import SpeculationOptions
+from jddtree.cli.bench_options import SpeculationOptions
 from jddtree.cli.options import ModelOptions
 from jddtree.decoding.engine import Request
 from jddtree.decoding.program import Program

@@ -222,8 +222,9 @@ class TestTritonVariants:
         rows.ids[:12] = rows.ids[0]
         x, ids, routing, valid = rows.operands()
         entry = replace(launch.HOPPER[0], tile=tile, split=split, down_programs=down_programs)
-        call = functools.partial(expert_rows_triton, num_experts=EXPERTS, launch=entry, interpret=True)
-        result = jax.jit(call)(x, ids, routing, valid, weights.packed, Place(jnp.int32(0))).total()
+        options = {"num_experts": EXPERTS, "launch": entry, "interpret": True}
+        call = lambda *operands: expert_rows_triton(*operands, Place(jnp.int32(0)), **options)
+        result = jax.jit(call)(x, ids, routing, valid, weights.packed).total()
         assert error(result, rows.oracle(weights.exact, 0)) < 1e-5
 
 
