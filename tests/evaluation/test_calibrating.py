@@ -135,13 +135,13 @@ def test_costs_are_measured_once_and_then_read(stepped, cases, tmp_path, monkeyp
     table = CostTable((Curve(256, (2, 18), (0.5, 1.5)),), 0.25, "counted")
     monkeypatch.setattr("jddtree.serving.cost_cache.measure", lambda *_: calls.append(1) or table)
     prompt = cases[0]["prompt"]["ids"]
-    found = [cost_table(stepped, prompt, 100, None, True).record() for _ in range(2)]
+    found = [cost_table(stepped, prompt, 100, True).record() for _ in range(2)]
     assert found == [table.record()] * 2 and len(calls) == 1
-    cost_table(stepped, prompt, 100, None, False)
+    cost_table(stepped, prompt, 100, False)
     assert len(calls) == 2
     for path in (tmp_path / "jddtree" / "costs").iterdir():
         path.write_text("{", encoding="utf-8")
-    assert cost_table(stepped, prompt, 100, None, True).record() == table.record() and len(calls) == 3
+    assert cost_table(stepped, prompt, 100, True).record() == table.record() and len(calls) == 3
 
 
 def test_shipped_curves_can_be_read() -> None:
