@@ -70,15 +70,14 @@ def budget_fields(budget: int | str, rows: int | None = None) -> dict[str, Any]:
     """
     if budget == "auto":
         return {"budget": AUTO_BUDGET if rows is None else max(rows - 1, 0), "auto": True}
-    return {"budget": budget, "auto": False}
+    return {"budget": budget}
 
 
 def _request(
     model: Model, ids: list[int], ignore_eos: bool, capacity: dict[str, int | None], fields: dict[str, Any]
 ) -> Request:
     if "budget" in fields:
-        others = {name: value for name, value in fields.items() if name != "budget"}
-        fields = budget_fields(fields["budget"], capacity.get("rows")) | others
+        fields = fields | budget_fields(fields["budget"], capacity.get("rows"))
     try:
         request = replace(Request(prompt=ids, stop_ids=() if ignore_eos else model.stop_ids), **fields)
     except TypeError as error:

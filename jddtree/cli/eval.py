@@ -116,7 +116,7 @@ def _settings(
             engine.costs = cost_table(engine, prefix, request.max_tokens, how.compile_cache)
 
     return Settings(
-        fields,
+        {"auto": False} | fields,
         request.max_tokens,
         request.thinking,
         what.limit,

@@ -195,7 +195,8 @@ def test_auto_is_compared_with_the_best_fixed_choice() -> None:
     [("auto", None, (32, True)), ("auto", 17, (16, True)), (8, 40, (8, False)), (0, None, (0, False))],
 )
 def test_budget_option(budget, capacity, fields) -> None:
-    assert tuple(budget_fields(budget, capacity).values()) == fields
+    request = Request((), **budget_fields(budget, capacity))
+    assert (request.budget, request.auto) == fields
 
 
 def test_a_budget_that_is_no_number_is_wrong_usage(capsys) -> None:
