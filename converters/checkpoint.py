@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from converters.file_names import inside
 from converters.shard_header import DTYPES, Entry, read_header
-from jddtree.config import read_json
+from jddtree.config.fields import read_json
 from jddtree.errors import UserError
 
 INDEX_NAME = "model.safetensors.index.json"

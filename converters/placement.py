@@ -69,7 +69,7 @@ def load_arrays(
     """The arrays of `reader.table`, by dotted path, on this process's devices.
 
     dtype: of the "compute" arrays. sharding_of: sharding of each array, by path and parameter; None puts all on the
-    first device. placed: the table as the devices hold it (`jddtree.parallel.partition.on_mesh`), where it differs from
+    first device. placed: the table as the devices hold it (`jddtree.models.partition.on_mesh`), where it differs from
     `reader.table`: axes may be longer, which is filled with zeros, and `experts.*` may be [layers, experts, ...].
     progress: called with (bytes done, bytes in all) of this process's slices, from one thread at a time.
     Raises UserError for an axis that the sharding does not divide.

@@ -28,8 +28,8 @@ from jddtree.decoding.calibration import UNCALIBRATED, Calibration, read_calibra
 from jddtree.drafter_kinds import without_folder
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree, nest
+from jddtree.models.partition import on_mesh, spec
 from jddtree.parallel.mesh import EXPERT_LAYOUTS, make_mesh
-from jddtree.parallel.partition import on_mesh, spec
 from jddtree.text.chat import ChatTemplate
 from jddtree.text.stops import stop_ids
 from jddtree.text.tokenizer import Tokenizer

@@ -19,6 +19,8 @@ from jddtree.errors import UserError
 from jddtree.version import VERSION
 
 Row = dict[str, Any]
+Report = dict[str, list[Row]]
+"""Rows by the name of their table."""
 Versions = dict[str, str]
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = (".", ":(exclude)docs")  # of the checkout: what a measurement may depend on

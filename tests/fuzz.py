@@ -30,7 +30,7 @@ from converters.storage.plan import changes
 from converters.storage.store import Store
 from converters.synthetic import write_checkpoint, write_drafter
 from jddtree.cli.inspect import inspect, render
-from jddtree.config import drafter_config, target_config
+from jddtree.config import dflash_config, target_config
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
 from jddtree.errors import UserError
@@ -175,7 +175,7 @@ def _read_target(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def _read_drafter(folder: Path) -> None:
-    inverse_frequencies(drafter_config(folder).rope)
+    inverse_frequencies(dflash_config(folder).rope)
     render(inspect(folder))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from whole_packing import unpack_down, unpack_gate_up
 
-from converters.packing import unpack_down, unpack_gate_up
 from jddtree.config import TargetConfig
 from jddtree.models.rope import inverse_frequencies
 

@@ -9,7 +9,7 @@ import pytest
 from converters.checkpoint import INDEX_NAME, read_index
 from converters.storage.manifest import FORMAT, MANIFEST, VERSION, read_manifest
 from jddtree import strict_json
-from jddtree.config import drafter_config, target_config
+from jddtree.config import dflash_config, target_config
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.costs import read_costs
 from jddtree.errors import UserError
@@ -87,7 +87,7 @@ HOSTILE = [
 ]
 READERS: dict[str, Callable[[Path], object]] = {
     "config.json": lambda path: target_config(path.parent),
-    "config.json ": lambda path: drafter_config(path.parent),
+    "config.json ": lambda path: dflash_config(path.parent),
     INDEX_NAME: lambda path: read_index(path.parent),
     MANIFEST: lambda path: read_manifest(path.parent),
     "tokenizer_config.json": lambda path: read_special_tokens(path, 1024),

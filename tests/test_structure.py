@@ -13,11 +13,13 @@ FLOORS = [
     ["jddtree.evaluation"],
     ["jddtree.api", "jddtree.inputs", "jddtree.stats"],
     ["jddtree.serving"],
+    ["jddtree.prompts"],
     ["jddtree.loading"],
     ["converters"],
     ["jddtree.decoding"],
     ["jddtree.models"],
     ["jddtree.config", "jddtree.parallel", "jddtree.text", "jddtree.results", "jddtree.command", "pallas_kernels"],
+    ["jddtree.drafter_kinds", "jddtree.limits", "jddtree.strict_json", "jddtree.streams", "jddtree.user_files"],
     ["jddtree.errors", "jddtree.version"],
 ]
 LEAVES = ("jddtree.text", "jddtree.config", "jddtree.parallel", "jddtree.results", "pallas_kernels")

@@ -24,6 +24,12 @@ from converters.packing import (
 Pair = tuple[Array, Array]
 
 
+def to_words(codes: np.ndarray) -> np.ndarray:
+    """Codes 0..15 [E, N, K] -> Hugging Face words int32 [E, N, K/8]."""
+    eight = codes.reshape(*codes.shape[:2], -1, 8).astype(np.uint32)
+    return np.bitwise_or.reduce(eight << np.arange(0, 32, 4, dtype=np.uint32), axis=-1).view(np.int32)
+
+
 def pack_gate_up(
     gate_words: Array, gate_scale: Array, up_words: Array, up_scale: Array, out: Pair | None = None
 ) -> Pair:

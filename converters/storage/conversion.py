@@ -1,8 +1,8 @@
 """One run of a conversion: streaming, in bounded memory, resumable at any moment.
 
-Every block of `converters.storage.plan` is read, brought to the store's order, summed and written to its place by one thread,
-so memory is that of a few blocks (an expert, or 32 MiB) and files are read from front to back. Finished blocks are
-synced and then noted in the journal; a run that finds a journal does what is missing. A block always gives the same
+Every block of `converters.storage.plan` is read, brought to the store's order, summed and written to its place by one
+thread, so memory is that of a few blocks (an expert, or 32 MiB) and files are read from front to back. Finished blocks
+are synced and then noted in the journal; a run that finds a journal does what is missing. A block always gives the same
 bytes, so the finished store does not show how often it was interrupted. The manifest comes last.
 """
 

@@ -113,7 +113,7 @@ def _block(value: Any) -> dict[int, Sums]:
 
 
 def _identity(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The identity of a conversion (`converters.storage.plan.Plan.identity`), of which the parts' fingerprints are checked."""
+    """The identity of a conversion (`plan.Plan.identity`), of which the parts' fingerprints are checked."""
     for part in value["parts"].values():
         fingerprint(part)
     return value

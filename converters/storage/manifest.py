@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from converters.file_names import inside
 from converters.pieces import Layout, Table, layout
-from jddtree.config import read_json
+from jddtree.config.fields import read_json
 from jddtree.errors import UserError
 
 FORMAT = "jddtree store"
@@ -41,8 +41,8 @@ class File:
 class Part:
     """What the manifest says about a target or drafter.
 
-    source: fingerprint of the folder it was made from (`converters.storage.plan`). parameters: path to (shape, dtype name).
-    files: by path in the part's folder.
+    source: fingerprint of the folder it was made from (`converters.storage.plan`). parameters: path to (shape, dtype
+    name). files: by path in the part's folder.
     """
 
     source: Mapping[str, Any]
@@ -107,7 +107,7 @@ def read_manifest(directory: Path) -> dict[str, Part]:
 
 
 def fingerprint(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A fingerprint (`converters.storage.plan`): sizes, or times of change, by file, and a digest. ValueError for another."""
+    """A fingerprint (`plan.py`): sizes, or times of change, by file, and a digest. ValueError for another."""
     for name in ("files", *(["changed"] if "changed" in value else [])):
         _require(all(type(size) is int for size in value[name].values()), f"source.{name}", value[name])
     _require(isinstance(value["digest"], str), "source.digest", value["digest"])

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from jddtree import results
-from jddtree.benchmarks import scores as evaluation
+from jddtree.benchmarks import score_tables
 from jddtree.benchmarks.decoding import auto_budget
 from jddtree.benchmarks.decoding import coupled_drafts as coupling
 from jddtree.benchmarks.decoding import methods as generation
@@ -43,7 +43,9 @@ KERNEL_COLUMNS = {
     "peer_us": ".1f",
 }
 MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
-    **{f"docs/results/eval-cpu.json {name}": partial(evaluation.table_of, name=name) for name in evaluation.COLUMNS},
+    **{
+        f"docs/results/eval-cpu.json {name}": partial(score_tables.table_of, name=name) for name in score_tables.COLUMNS
+    },
     "docs/results/coupling-cpu.json": lambda rows: results.table(of_table(rows, "coupling"), coupling.COLUMNS),
     "docs/results/coupling-cpu.json tau": lambda rows: results.table(of_table(rows, "tau"), coupling.TAU_COLUMNS),
     "docs/results/auto-budget-cpu.json": lambda rows: results.table(of_table(rows, "auto"), auto_budget.COLUMNS),

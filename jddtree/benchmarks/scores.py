@@ -36,18 +36,6 @@ FEW, ALL, COMPARED = 20, 100, 50
 MAX_TOKENS, BUDGET, BATCH, CONTEXT = 128, 16, 8, 2048
 LINES = ("stdlib_lines", "stdlib_line_ends")
 SETTINGS: dict[str, Any] = {"method": "tree", "budget": BUDGET}
-COLUMNS = {
-    "scores": {
-        "task": "", "metric": "", "value": ".4f", "stderr": ".4f", "n": "d", "errors": "d", "tokens": "d",
-        "acceptance_length": ".2f", "seconds": ".0f",
-    },
-    "compare": {
-        "dtype": "", "method": "", "tokens": "d", "rounds": "d", "acceptance_length": ".2f", "prompts": "d",
-        "identical": "d",
-    },
-    "divergence": {"dtype": "", "id": "", "method": "", "position": "d", "margin": ".4f"},
-    "perplexity": {"file": "", "tokens": "d", "bytes": "d", "token_perplexity": ".2f", "bits_per_byte": ".3f"},
-}  # fmt: skip
 
 
 def measure() -> Iterator[Row]:
@@ -116,11 +104,6 @@ def _perplexity_row(file: str, sums: dict[str, float]) -> Row:
         "table": "perplexity", "file": file, **sums, "token_perplexity": math.exp(nats / sums["tokens"]),
         "bits_per_byte": nats / sums["bytes"] / math.log(2),
     }  # fmt: skip
-
-
-def table_of(rows: list[Row], name: str) -> str:
-    """The table of a name, one of COLUMNS."""
-    return results.table([row for row in rows if row["table"] == name], COLUMNS[name])
 
 
 def main() -> None:

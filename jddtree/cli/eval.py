@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jddtree.api import budget_fields
-from jddtree.cli import eval_tables as tables
 from jddtree.cli.ending import interrupts
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import EvalOptions, ModelOptions, QuietOptions, RequestOptions, RunOptions, ShapeOptions
+from jddtree.cli.terminal import eval_tables as tables
 from jddtree.cli.terminal.progress import Counter, say_slow
 from jddtree.decoding.calibration import Calibration, read_calibration
 from jddtree.decoding.costs import CostTable, read_costs

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from jddtree.cli.bench.commands import bench
 from jddtree.cli.checks import checked, output_file, output_folder
 from jddtree.cli.conflicts import check_eval, check_generate
 from jddtree.cli.ending.guard import guarded as guarded
+from jddtree.cli.measurements import bench
 from jddtree.cli.options import (
     CalibrateOptions,
     ConvertOptions,

@@ -66,7 +66,7 @@ class RequestOptions:
 
     method: Method = option(
         "tree",
-        "Plain decoding, the drafter's top-1 chain (also: dflash), or a best-first tree (ddtree). The text is the same.",
+        "Plain decoding, the drafter's top-1 chain (or: dflash), or a best-first tree (ddtree). The text is the same.",
     )
     budget: Any = option(
         None,

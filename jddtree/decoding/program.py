@@ -21,7 +21,7 @@ COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 
 @dataclass(frozen=True)
 class Program:
-    """Everything that is fixed when the round is compiled. kernels: implementation, as in `pallas_kernels.common.choice`.
+    """Everything that is fixed when the round is compiled. kernels: implementation, as in `common/choice.py`.
     axis: the mesh axis that the weights are split over, None on one device. observer: sees and may change which experts
     rows go to, for recorders and benchmarks.
     """

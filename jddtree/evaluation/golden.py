@@ -17,6 +17,7 @@ import numpy as np
 from jddtree import strict_json
 from jddtree.errors import UserError
 from jddtree.evaluation.likelihood import Scorer, TokenScores
+from jddtree.user_files import read_text
 
 AGREEMENT, MEAN_DELTA, P99_DELTA = 0.95, 0.05, 0.5
 REGRET, REGRET_PER_NAT = 0.30, 0.35
@@ -42,7 +43,7 @@ class Golden:
 def read_golden(path: Path) -> list[Golden]:
     """The texts of a golden file. Raises UserError when it cannot be read or has another form."""
     try:
-        rows = strict_json.read(path)["seqs"]
+        rows = strict_json.parse(read_text(path, "--golden"))["seqs"]
         found = [
             Golden(row["name"], row["prompt_ids"], row["tail"], row["top1_lp"], row["top8_ids"], row["top8_lp"])
             for row in rows

@@ -18,7 +18,7 @@ where logits are summed.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jddtree.config import TargetConfig
+from jddtree.config.architecture import TargetConfig
 
 Tree = dict[str, Any]
 

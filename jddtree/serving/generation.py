@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from jddtree.decoding.engine import Engine, timed
 from jddtree.decoding.requests import Request
 from jddtree.loading import Model
-from jddtree.serving.transcript import Piece, Result, Statistics, Transcript, joined
+from jddtree.serving.transcript import Piece, Result, joined, open_transcript
 
 
 def stream_batch(
@@ -20,7 +20,7 @@ def stream_batch(
     stop: strings that end a text; it is cut before the first of them.
     Raises UserError when a request does not fit the engine.
     """
-    texts = [open_transcript(model, engine, request, stop) for request in requests]
+    texts = [open_transcript(model, request.prompt, stop, engine.compile_seconds) for request in requests]
     dispatches = timed(engine.decode(requests))
     seconds, first = next(dispatches)
     for text in texts:
@@ -48,9 +48,3 @@ def generate_batch(model: Model, engine: Engine, requests: Sequence[Request], st
         joined(request.prompt, [piece for piece in column if piece is not None])
         for request, column in zip(requests, columns, strict=True)
     ]
-
-
-def open_transcript(model: Model, engine: Engine, request: Request, stop: Sequence[str]) -> Transcript:
-    """The empty text of a request. stop: strings that end it. Raises UserError for an unusable one."""
-    statistics = Statistics(len(request.prompt), compile_s=engine.compile_seconds)
-    return Transcript(model, stop, statistics)

@@ -17,8 +17,7 @@ from jddtree.decoding.requests import Request
 from jddtree.decoding.state import Controls, State
 from jddtree.errors import UserError
 from jddtree.loading import Model
-from jddtree.serving.generation import open_transcript
-from jddtree.serving.transcript import Piece, Statistics, Transcript, joined
+from jddtree.serving.transcript import Piece, Statistics, Transcript, joined, open_transcript
 
 
 class Event(NamedTuple):
@@ -87,7 +86,7 @@ class Scheduler:
     def submit(self, request: Request, stop: Sequence[str] = ()) -> int:
         """Queue a request; returns its ticket. Raises UserError when it does not fit the engine."""
         check_request(self.engine.program, request)
-        writer = open_transcript(self.model, self.engine, request, stop)
+        writer = open_transcript(self.model, request.prompt, stop, self.engine.compile_seconds)
         self._tickets += 1
         self._waiting.append(_Entry(self._tickets, request, writer))
         return self._tickets

@@ -134,3 +134,8 @@ class Transcript:
         self.ended = finish is not None
         self.statistics.generated_tokens += len(ids)
         return Piece(text, ids, finish, self.statistics, tuple(parts))
+
+
+def open_transcript(model: Model, prompt: Sequence[int], stop: Sequence[str], compile_seconds: float) -> Transcript:
+    """The empty text after a prompt. stop: strings that end it. Raises UserError for an unusable one."""
+    return Transcript(model, stop, Statistics(len(prompt), compile_s=compile_seconds))

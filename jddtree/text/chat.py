@@ -7,9 +7,9 @@ template does with it. All other ids equal those of the published tokenizer, whi
 text and so lets messages forge control tokens (shared/facts/kimi_k26.md sections 4.1 and 4.2).
 `trust_content=True` repeats the published behaviour.
 
-A template runs in a sandbox (template_environment.py) and may use 5 seconds of processor time, 2^24
+A template runs in a sandbox (template/environment.py) and may use 5 seconds of processor time, 2^24
 characters for the prompt or any other value (items of lists count 64), 2^30 for all values together and a
-source of 2^16 characters (template_limits.py). Whatever goes wrong in it is one line of `UserError`.
+source of 2^16 characters (template/bounds.py). Whatever goes wrong in it is one line of `UserError`.
 """
 
 import re

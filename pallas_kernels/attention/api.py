@@ -17,7 +17,7 @@ sees the prefix neither. Scores and sums are float32, and results repeat bit for
 implementation: "mosaic" is the Hopper kernel (jax 0.11, bfloat16, D = 512, R = 64, S a multiple of 8),
 "triton" the portable one (powers of two, D >= 32, R >= 16). "auto" on a GPU is "mosaic" on Hopper where it
 fits, else "triton", but "xla" for float32.
-query_bits: those of the ancestors (`tree_attention_words`), for callers that make them once for all layers.
+query_bits: those of the ancestors (`ancestor_bits`), for callers that make them once for all layers.
 
 ValueError: an unknown implementation, or operands that do not fit together or the named one, with both
 values.

@@ -3,9 +3,9 @@
   operands   cache flattened to [.., 576], so that layer and sequence are a row offset of the TMA copies and
              the stack is read in place; queries and rows as well, padded, zeros for rows that are padding;
              ancestor bits by query row (the same in every layer: XLA moves them out of a layer loop)
-  split      tree_attention_mosaic_split.py -> sums float32 [splits, tiles, 512, N] not yet divided, maximum
+  split      mosaic_split.py -> sums float32 [splits, tiles, 512, N] not yet divided, maximum
              and total float32 [splits, tiles, 64] in units of log2; splits without work stay unwritten
-  merge      tree_attention_merge.py (Pallas-Triton)
+  merge      merge.py (Pallas-Triton)
 Needs jax 0.11, bfloat16, 512 latent and 64 rotated values and a cache of 64 keys or more, a multiple of 8;
 ValueError otherwise.
 """
@@ -56,7 +56,7 @@ def tree_attention_mosaic(
     query_bits: jax.Array | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """As tree_attention.tree_attention. interpret:
+    """As `tree_attention` of api.py. interpret:
     plgpu.InterpretGPUParams to run on the CPU, None for a GPU.
     """
     if reason := unsupported(queries.dtype, latent_size, queries.shape[-1], cache.shape[2]):

@@ -41,7 +41,7 @@ def tree_attention_triton(
     launch: AttentionLaunch,
     interpret: bool = False,
 ) -> jax.Array:
-    """As tree_attention.tree_attention."""
+    """As `tree_attention` of api.py."""
     sequences, tree_rows, heads, width = queries.shape
     _check_sizes(latent_size, width - latent_size)
     tile = launch.triton

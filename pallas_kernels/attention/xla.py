@@ -23,7 +23,7 @@ def tree_attention_xla(
     latent_size: int,
     scale: float,
 ) -> jax.Array:
-    """As tree_attention.tree_attention."""
+    """As `tree_attention` of api.py."""
     batch, count, heads, width = queries.shape
     capacity = cache.shape[2]
     block = min(KEY_BLOCK, capacity)

@@ -7,7 +7,7 @@ the layer.
   weights   [T, k] float32
   valid     [T] bool or int32, 0 for no; a row that is not valid routes nowhere, loads no expert and gives
             exactly 0, whatever its x, ids and weights hold
-  experts   PackedExperts (expert_matmul_layout.py); the leading axis holds num_experts of each layer
+  experts   PackedExperts (layout.py); the leading axis holds num_experts of each layer
   place     Place: which layer
 Returns Addends, what is still to be added up: the kernels give a row in x.dtype for each choice, the plain
 twin the sum [T, H] in `wide.sum_dtype`. In "xla" a weight is bf16(q * scale); the kernels multiply the scale

@@ -6,7 +6,7 @@ h[pair]):
   down_kernel           up to 256 columns and 8 tokens: the activations stay in registers, weights stream by
   streamed_down_kernel  any number of columns, 8 or 16 tokens: the activations are read again for every row
                         tile, from the cache
-Layouts: expert_matmul_lanes.py and expert_matmul_plan.py.
+Layouts: lanes.py and plan.py.
 """
 
 from typing import Any

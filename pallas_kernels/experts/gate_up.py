@@ -2,8 +2,8 @@
 an expert) with a tile of tokens.
 
 Programs (row tile * split + part, tile of the work list); part p of `split` takes an equal share of the
-hidden columns and writes partial sums o[p, 0 gate | 1 up, pair, row] float32. Layouts: expert_matmul_lanes.py
-and expert_matmul_plan.py.
+hidden columns and writes partial sums o[p, 0 gate | 1 up, pair, row] float32. Layouts: lanes.py
+and plan.py.
 
 With a split of 2:
   program     0  1  2  3

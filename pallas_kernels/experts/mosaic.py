@@ -1,9 +1,9 @@
 """Routed INT4 experts as two Pallas Mosaic GPU kernels for Hopper: same work list, layout and results as
-expert_matmul_triton.py.
+triton.py.
 
 A program is one warpgroup: 256 rows of one expert (64 per warp) times a tile of 8 tokens. TMA fills a ring of
 MOSAIC_STAGES slots with packed words and scales of STEP groups of 32 columns (18 KB a slot); the lanes
-dequantise in registers and multiply by mma.sync (expert_matmul_mosaic_lanes.py). The activations stand in
+dequantise in registers and multiply by mma.sync (mosaic_lanes.py). The activations stand in
 shared memory in operand order. Needs jax 0.11, bfloat16 x, hidden a multiple of 256, intermediate a multiple
 of 128 and tiles of 8 tokens; ValueError otherwise. No CPU interpreter runs it: it can only be lowered without
 a GPU.

@@ -1,6 +1,6 @@
 """What one lane of the Mosaic expert kernels does, written with MLIR builders for Lane lowering semantics.
 
-Maths and layout are those of expert_matmul_lanes.py: (w >> 4j) & 0x000F000F | 0x43004300 is two bf16 numbers
+Maths and layout are those of lanes.py: (w >> 4j) & 0x000F000F | 0x43004300 is two bf16 numbers
 128 + q of the M operand of mma.sync m16n8k16, a group's sum starts at -136 * sum(x), the scale multiplies the
 group's float32 sum.
   words in shared memory    int32 [row tiles, groups, units * 128], lane 4g + t at (u, lane * 4)

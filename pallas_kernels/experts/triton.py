@@ -1,7 +1,7 @@
 """Routed INT4 experts as two Pallas-Triton kernels: gate+up, then down, one warp per program and no shared
 memory.
 
-  work list      entries of expert_matmul_list.py for few rows, of expert_matmul_plan.py (XLA) for more
+  work list      entries of work_list.py for few rows, of plan.py (XLA) for more
   gate+up        x, entries -> partial sums float32 [split, 2, T * k, I], row = pair (token * k + choice)
   SiLU           h [T * k, I] in x.dtype = silu(gate) * up, partial sums added (gated_activation.py)
   down           h, entries, routing weights -> [T * k, H] in x.dtype, each row times its weight

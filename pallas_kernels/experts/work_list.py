@@ -1,4 +1,4 @@
-"""The work list of expert_matmul_plan.py for few rows, in two small kernels instead of XLA's several. A
+"""The work list of plan.py for few rows, in two small kernels instead of XLA's several. A
 single row's choices share no expert, so its list is one kernel, a tile for each pair. For more rows:
 1  every pair (token, choice) finds its rank among the pairs of its expert, how many these are, and the pair
    that leads its tile: the expert's first, or every eighth one after it

@@ -18,7 +18,7 @@ from jddtree.benchmarks.kernels import printing as kernels_table
 from jddtree.benchmarks.kernels import roofline
 from jddtree.benchmarks.kernels import suite as kernels
 from jddtree.benchmarks.kernels.attention_cases import random_ancestors
-from jddtree.benchmarks.kernels.checks import check
+from jddtree.benchmarks.kernels.comparison import check
 from jddtree.benchmarks.kernels.cublas import NAME as PLAIN
 from jddtree.benchmarks.kernels.random_experts import unpack
 from jddtree.benchmarks.kernels.roofline import Ceilings, Work

@@ -9,7 +9,6 @@ import pytest
 from jddtree.benchmarks.kernels import peer_times as kernels_peers
 from jddtree.benchmarks.peers import __main__ as peers
 from jddtree.benchmarks.peers import library
-from jddtree.benchmarks.peers import sources as rows
 from jddtree.benchmarks.step import __main__ as step
 from jddtree.benchmarks.step.account import tables as step_table
 from jddtree.errors import UserError
@@ -87,14 +86,14 @@ def test_a_file_that_holds_no_rows_is_refused(text, tmp_path):
     path = tmp_path / "peers.json"
     path.write_text(text)
     with pytest.raises(UserError, match=f"--peers {path}"):
-        rows.rows_of(path, "step")
+        kernels_peers.rows_of(path, "step")
 
 
 def test_a_folder_is_measured_in_a_process_of_its_own(wheel, tmp_path, capfd):
     """Which ends in its own line when it cannot; the benchmark says which option it was."""
     library.unpack(wheel, tmp_path / "parts")
     with pytest.raises(UserError, match="measuring ended with 1"):
-        rows.rows_of(tmp_path, "step")
+        kernels_peers.rows_of(tmp_path, "step")
     assert f"error: {tmp_path} has no vllm" in capfd.readouterr().err
 
 

@@ -59,9 +59,7 @@ def nothing_loads(monkeypatch):
     def load(*_, **__):
         raise AssertionError("a model is loaded")
 
-    for name in ("generate", "eval", "calibrate", "speculation", "bench", "bench_coupling", "bench_auto"):
-        module = __import__(f"jddtree.cli.{name}", fromlist=["load"])
-        monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr("jddtree.cli.opening.load", load)
 
 
 @pytest.mark.usefixtures("nothing_loads")
@@ -139,7 +137,7 @@ def test_files_are_read_before_anything_loads(capsys, tmp_path, monkeypatch, fla
     [
         "calibrate --output file/x", "bench generate --output file/x", "bench coupling --output file/x",
         "bench auto --output file/x", "bench speculation --output file/x", "bench step --output file/x",
-        "bench decode --output file/x", "bench mesh --output file/x", "bench round --output file/x",
+        "bench decode --output file/x", "bench mesh --output file/x",
         "bench step --dump file/x", "eval --tasks gsm8k --output file/x", "eval --tasks gsm8k --plot file/x",
         "calibrate --output new --plot file/x", "bench auto --plot file/x", "bench speculation --plot file/x",
     ],

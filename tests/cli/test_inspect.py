@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_folders import write_index
 from conftest import micro_drafter, micro_target, official_dir
-from test_checkpoint import write_index
 
 from converters.checkpoint import INDEX_NAME
 from converters.dflash import load_drafter
 from converters.kimi import expected_tensors, load_target
 from jddtree.cli.inspect import inspect, render, run
+from jddtree.cli.options import InspectOptions
 from jddtree.config import dflash_config, read_json, target_config
 from jddtree.errors import UserError
 
@@ -181,7 +182,7 @@ def test_stray_files_are_not_taken_for_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", [micro_target, micro_drafter])
 def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str], source) -> None:
-    run(source(), True)
+    run(InspectOptions(source(), True))
     captured = capsys.readouterr()
     assert captured.err == "" and captured.out.count("\n") == 1
     assert json.loads(captured.out) == json.loads(json.dumps(inspect(source())))
@@ -201,11 +202,11 @@ def test_table_shows_the_published_numbers(published_answer: dict[str, Any]) -> 
 
 
 def test_table_of_the_micro_models(capsys: pytest.CaptureFixture[str]) -> None:
-    run(micro_target(), False)
+    run(InspectOptions(micro_target()))
     text = capsys.readouterr().out
     assert "8 ranks                  not possible: num_attention_heads 4 is not divisible by 8" in text
     assert "found                    805" in text
-    run(micro_drafter(), False)
+    run(InspectOptions(micro_drafter()))
     assert "windows                  None, None, None" in capsys.readouterr().out
 
 

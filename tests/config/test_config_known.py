@@ -8,7 +8,7 @@ import pytest
 from conftest import micro_drafter, micro_target, official_dir
 from test_config import drafter, nested, refused, target, top, write
 
-from jddtree.config import drafter_config, read_json, target_config
+from jddtree.config import dflash_config, read_json, target_config
 from jddtree.config.known_fields import FIXED, NEUTRAL
 
 UNKNOWN = "which is not known; remove it if it does not change the result"
@@ -152,7 +152,7 @@ def test_drafter_fields_that_would_change_the_result(tmp_path: Path, edit, messa
 
 def test_drafter_fields_that_say_the_same_again(tmp_path: Path) -> None:
     same = top(rope_interleave=False, mlp_bias=False, target_layer_ids=[1, 2, 3], **FIXED)
-    assert drafter(tmp_path, same) == drafter_config(micro_drafter())
+    assert drafter(tmp_path, same) == dflash_config(micro_drafter())
 
 
 def test_a_long_value_is_cut(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_folders import copy_folder, edit_folder
 from conftest import ROOT, micro_drafter, micro_target
-from test_checkpoint import copy_folder, edit_folder
 
 from converters.storage import conversion
 from converters.storage.convert import convert

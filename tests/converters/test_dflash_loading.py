@@ -5,9 +5,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from checkpoint_folders import Edit, copy_folder, edit_folder, write_index, write_shard
 from conftest import micro_drafter
 from safetensors import safe_open
-from test_checkpoint import Edit, copy_folder, edit_folder, write_index, write_shard
 
 from converters.checkpoint import INDEX_NAME
 from converters.dflash import drafter_parameters, expected_tensors, load_drafter

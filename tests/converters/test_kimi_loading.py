@@ -7,9 +7,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from checkpoint_folders import Edit, copy_folder, edit_folder
 from conftest import golden_ref, micro_target, official_dir
 from safetensors import safe_open
-from test_checkpoint import Edit, copy_folder, edit_folder
 from whole_packing import unpack_down, unpack_gate_up
 
 from converters.checkpoint import Checkpoint

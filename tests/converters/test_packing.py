@@ -6,14 +6,9 @@ import pytest
 import whole_packing as packing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_packing import to_words
 
 HALF = ml_dtypes.bfloat16
-
-
-def to_words(codes: np.ndarray) -> np.ndarray:
-    """Codes 0..15 [E, N, K] -> Hugging Face words int32 [E, N, K/8]."""
-    eight = codes.reshape(*codes.shape[:2], -1, 8).astype(np.uint32)
-    return np.bitwise_or.reduce(eight << np.arange(0, 32, 4, dtype=np.uint32), axis=-1).view(np.int32)
 
 
 def random_projection(rng: np.random.Generator, experts: int, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:

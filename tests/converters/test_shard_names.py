@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint_folders import SHARD, copy_folder, write_index, write_shard
 from conftest import micro_target
-from test_checkpoint import SHARD, copy_folder, write_index, write_shard
 
 from converters.checkpoint import INDEX_NAME, Checkpoint, read_index
 from converters.file_names import inside

@@ -26,8 +26,8 @@ from converters.storage.store import Store, is_store
 from jddtree.config import dflash_config, target_config
 from jddtree.errors import UserError
 from jddtree.models.parameters import nest
+from jddtree.models.partition import on_mesh, place, spec
 from jddtree.parallel.mesh import make_mesh
-from jddtree.parallel.partition import on_mesh, place, spec
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint_folders import copy_folder, edit_folder
 from conftest import micro_target
 from harness import decode
 from jax.sharding import PartitionSpec as P
-from test_checkpoint import copy_folder, edit_folder
 
 import jddtree
 from jddtree.decoding.sampling import Sampling, choose

@@ -10,8 +10,8 @@ from conftest import ROOT
 from harness import SMALL, compilations, decode
 
 from jddtree import stats
+from jddtree.api import budget_fields
 from jddtree.benchmarks.decoding import auto_budget
-from jddtree.cli.generate import budget_fields
 from jddtree.cli.main import app, guarded
 from jddtree.decoding.calibration import FEATURES, MODES, TRUSTING, features, read_calibration
 from jddtree.decoding.costs import UNKNOWN, CostTable, Curve
@@ -135,13 +135,13 @@ def test_costs_are_measured_once_and_then_read(stepped, cases, tmp_path, monkeyp
     table = CostTable((Curve(256, (2, 18), (0.5, 1.5)),), 0.25, "counted")
     monkeypatch.setattr("jddtree.serving.cost_cache.measure", lambda *_: calls.append(1) or table)
     prompt = cases[0]["prompt"]["ids"]
-    found = [cost_table(stepped, prompt, 100, None, True).record() for _ in range(2)]
+    found = [cost_table(stepped, prompt, 100, True).record() for _ in range(2)]
     assert found == [table.record()] * 2 and len(calls) == 1
-    cost_table(stepped, prompt, 100, None, False)
+    cost_table(stepped, prompt, 100, False)
     assert len(calls) == 2
     for path in (tmp_path / "jddtree" / "costs").iterdir():
         path.write_text("{", encoding="utf-8")
-    assert cost_table(stepped, prompt, 100, None, True).record() == table.record() and len(calls) == 3
+    assert cost_table(stepped, prompt, 100, True).record() == table.record() and len(calls) == 3
 
 
 def test_shipped_curves_can_be_read() -> None:
@@ -195,7 +195,8 @@ def test_auto_is_compared_with_the_best_fixed_choice() -> None:
     [("auto", None, (32, True)), ("auto", 17, (16, True)), (8, 40, (8, False)), (0, None, (0, False))],
 )
 def test_budget_option(budget, capacity, fields) -> None:
-    assert tuple(budget_fields(budget, capacity).values()) == fields
+    request = Request((), **budget_fields(budget, capacity))
+    assert (request.budget, request.auto) == fields
 
 
 def test_a_budget_that_is_no_number_is_wrong_usage(capsys) -> None:

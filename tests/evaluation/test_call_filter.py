@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jddtree.evaluation.sandbox import call_filter
-from jddtree.evaluation.sandbox.programs import run_code
+from jddtree.evaluation.sandbox.execution import run_code
 
 HEADERS = {
     "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from conftest import ROOT
@@ -18,6 +18,7 @@ from harness import compilations
 
 from jddtree import results as benchmark_results
 from jddtree.cli import eval as cli
+from jddtree.cli.options import EvalOptions, EvalRequestOptions, ModelOptions, QuietOptions, RunOptions, ShapeOptions
 from jddtree.decoding.engine import Engine, Request
 from jddtree.errors import UserError
 from jddtree.evaluation import losslessness, runner
@@ -373,19 +374,21 @@ OPTIONS = {
     "ignore_eos": False, "capacity": None, "prefill_chunk": None, "rounds_per_dispatch": None, "coordinator": None,
     "processes": None, "process_id": None,
 }  # fmt: skip
+GROUPS = (EvalOptions, ModelOptions, EvalRequestOptions, ShapeOptions, RunOptions, QuietOptions)
 
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, capsys):
     """Run `eval` on the shared engine; returns its code, the tables, the JSON object and stderr."""
-    monkeypatch.setattr(cli, "load", lambda *_, **__: micro())
-    monkeypatch.setattr(cli, "Scorer", lambda *_, **__: scorer())
+    monkeypatch.setattr("jddtree.cli.opening.load", lambda *_, **__: micro())
+    monkeypatch.setattr("jddtree.cli.terminal.eval_tables.Scorer", lambda *_, **__: scorer())
     monkeypatch.setattr(cli, "use_compile_cache", lambda _: None)
     for module in (runner, losslessness):
         monkeypatch.setattr(module, "compiled", lambda *_: engine())
 
     def call(**options):
-        code = cli.run(**OPTIONS | {"output": tmp_path / "out"} | options)
+        given = OPTIONS | {"output": tmp_path / "out"} | options
+        code = cli.run(*[group(**{one.name: given[one.name] for one in fields(group)}) for group in GROUPS])
         captured = capsys.readouterr()
         *tables, last = captured.out.splitlines()
         return code, tables, json.loads(last), captured.err

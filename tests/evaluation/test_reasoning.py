@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from jddtree.errors import UserError
-from jddtree.evaluation.sandbox.programs import Outcome
+from jddtree.evaluation.sandbox.execution import Outcome
 from jddtree.evaluation.tasks import reasoning
 from jddtree.evaluation.tasks.definition import Example
 from jddtree.evaluation.tasks.registry import get_task

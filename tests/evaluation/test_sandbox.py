@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from jddtree.evaluation.sandbox import programs as sandbox
-from jddtree.evaluation.sandbox.programs import Outcome, run_code
+from jddtree.evaluation.sandbox import execution as sandbox
+from jddtree.evaluation.sandbox.execution import Outcome, run_code
 from jddtree.evaluation.tasks.coding import MBPP
 
 
@@ -422,7 +422,7 @@ def test_the_end_of_a_program_is_said(status: int, note: str) -> None:
 NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 AS_NOBODY = """
 import os, tempfile
-from jddtree.evaluation.sandbox.programs import run_code
+from jddtree.evaluation.sandbox.execution import run_code
 tempfile.tempdir = os.getcwd()
 made = run_code("import os; os.makedirs('a/b'); os.chmod('a/b', 0); os.chmod('a', 0)")
 killer = run_code("import os; os.kill(os.getppid(), 9)")
@@ -433,7 +433,7 @@ print(made, killer.note, os.listdir("."), sep="|")
 def python_of_nobody() -> str | None:
     """An interpreter that the user nobody may start and that can import the sandbox; homes are often closed."""
     for path in (sys.executable, "/usr/bin/python3"):
-        command = [path, "-B", "-c", "import jddtree.evaluation.sandbox.programs"]
+        command = [path, "-B", "-c", "import jddtree.evaluation.sandbox.execution"]
         options = {"env": {"PYTHONPATH": str(ROOT)}, "stderr": subprocess.DEVNULL, "cwd": "/"}
         try:
             if subprocess.run(command, **options, **NOBODY).returncode == 0:

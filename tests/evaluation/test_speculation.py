@@ -11,7 +11,9 @@ from conftest import ROOT
 from harness import decode
 
 from jddtree import inputs
-from jddtree.cli import speculation as command
+from jddtree.cli.bench import tree_worth as command
+from jddtree.cli.bench_options import SpeculationOptions
+from jddtree.cli.options import ModelOptions
 from jddtree.decoding.engine import Request
 from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
@@ -255,9 +257,15 @@ def outputs(recorder, tmp_path_factory, prompts):
     ):
         patch.setattr(speculation_report, "Recorder", lambda *_: recorder)
         command.run(
-            None, None, folder / "prompts.json", 12, 24, "float32", None, "tensor", False,
-            folder / "pictures", folder / "report.json",
-        )  # fmt: skip
+            ModelOptions(dtype="float32"),
+            SpeculationOptions(
+                prompts=folder / "prompts.json",
+                budget=12,
+                max_tokens=24,
+                plot=folder / "pictures",
+                output=folder / "report.json",
+            ),
+        )
     return json.loads((folder / "report.json").read_text()), folder / "pictures", printed.getvalue()
 
 

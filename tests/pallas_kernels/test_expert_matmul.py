@@ -11,7 +11,7 @@ import pytest
 import whole_packing as packing
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from test_packing import to_words
+from whole_packing import to_words
 
 from pallas_kernels.common import device, lowering
 from pallas_kernels.common.stack import Place

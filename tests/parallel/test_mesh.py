@@ -21,9 +21,9 @@ from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
 from jddtree.models.parameters import nest, target_parameters
+from jddtree.models.partition import on_mesh, place, spec
 from jddtree.models.target import Rows, Target
 from jddtree.parallel.mesh import AXIS, make_mesh, psum_float32
-from jddtree.parallel.partition import on_mesh, place, spec
 from pallas_kernels.attention.api import causal_words
 from pallas_kernels.common import wide
 

@@ -37,8 +37,8 @@ from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
 from jddtree.limits import check_sizes
 from jddtree.models.parameters import Tree, nest, target_parameters
+from jddtree.models.partition import on_mesh, place
 from jddtree.parallel.mesh import AXIS, make_mesh
-from jddtree.parallel.partition import on_mesh, place
 from jddtree.results import Row
 from jddtree.stats import economy
 from pallas_kernels.common.choice import IMPLEMENTATIONS

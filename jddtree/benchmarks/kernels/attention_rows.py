@@ -23,7 +23,7 @@ from jddtree.benchmarks.kernels.attention_cases import (
     random_ancestors,
     random_case,
 )
-from jddtree.benchmarks.kernels.checks import Outcome, check, compile_kernel
+from jddtree.benchmarks.kernels.comparison import Outcome, check, compile_kernel
 from jddtree.benchmarks.kernels.failures import attempt, described, measured
 from jddtree.benchmarks.kernels.roofline import Ceilings
 from jddtree.benchmarks.kernels.sizes import Settings

@@ -15,7 +15,7 @@ from jax import lax
 from jddtree.benchmarks.clocks import cupti as timing
 from jddtree.benchmarks.kernels import cublas as kernels_cublas
 from jddtree.benchmarks.kernels import roofline
-from jddtree.benchmarks.kernels.checks import (
+from jddtree.benchmarks.kernels.comparison import (
     LIMIT,
     PLAIN_MATMULS,
     ROUNDED_LIMIT,

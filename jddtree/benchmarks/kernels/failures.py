@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from jddtree.benchmarks.kernels.checks import Outcome
+from jddtree.benchmarks.kernels.comparison import Outcome
 from jddtree.benchmarks.kernels.roofline import Ceilings, Work, floor_us
 from jddtree.results import Row
 

@@ -1,23 +1,29 @@
 """Times of other implementations beside ours: of `jddtree.benchmarks.peers`, or as rows of this run.
 
+Measuring them happens in a process of its own, since torch and JAX each take the device's memory; nothing here needs
+torch.
+
 A peer is a row {kernel, tokens, context, heads, peer, time_us}, with context and heads null for experts; "routing" is
 uniform unless given, "kernel_us" (without launches) is taken over when given.
 """
 
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jddtree.benchmarks.kernels import cublas as kernels_cublas
-from jddtree.benchmarks.peers.sources import rows_of
 from jddtree.errors import UserError
-from jddtree.results import Row
+from jddtree.results import Row, read_rows
 
+MODULE = "jddtree.benchmarks.peers"
 REQUIRED: dict[str, type | tuple[type, ...]] = {"kernel": str, "tokens": int, "peer": str, "time_us": (int, float)}
 
 
 def read(path: Path | None) -> list[Row]:
-    """The peers in a file, or measured with the kernels of a folder (`peers.rows`); none without a path.
+    """The peers in a file, or measured with the kernels of a folder (`rows_of`); none without a path.
 
     UserError for a file without such rows.
     """
@@ -27,6 +33,25 @@ def read(path: Path | None) -> list[Row]:
         if wrong:
             raise UserError(f"--peers {path} has a row without a proper {wrong[0]}: {json.dumps(peer)[:80]}")
     return peers
+
+
+def rows_of(path: Path | None, kind: str) -> list[Row]:
+    """The rows of --peers PATH, none without one.
+
+    path: a results file, a JSON list of rows, or a folder of vLLM's kernels, with which `kind` ("kernels" or "step") is
+    measured now. UserError when the file cannot be used or the measurement fails.
+    """
+    if path is None:
+        return []
+    if not path.is_dir():
+        return read_rows(path, "--peers")
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "peers.json"
+        command = [sys.executable, "-m", MODULE, kind, "--folder", str(path), "--output", str(output)]
+        ended = subprocess.run(command, stdout=sys.stderr, check=False)
+        if ended.returncode:
+            raise UserError(f"--peers {path}: measuring ended with {ended.returncode}; its message is above")
+        return read_rows(output, "--peers")
 
 
 def add_peers(groups: Iterable[list[Row]], peers: list[Row]) -> Iterator[list[Row]]:

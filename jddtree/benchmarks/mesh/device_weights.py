@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jddtree.config import TargetConfig
 from jddtree.models.parameters import Parameter, Tree, nest, target_parameters
-from jddtree.parallel.partition import on_mesh, spec
+from jddtree.models.partition import on_mesh, spec
 
 INT4_DEVIATION = math.sqrt((16**2 - 1) / 12)  # of the sixteen values
 

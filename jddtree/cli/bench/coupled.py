@@ -4,7 +4,7 @@ import json
 
 from jddtree import results
 from jddtree.benchmarks.decoding import coupled_drafts as coupling
-from jddtree.cli.bench.choices import CouplingOptions
+from jddtree.cli.bench_options import CouplingOptions
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import ModelOptions
 from jddtree.cli.terminal.progress import progress_bar

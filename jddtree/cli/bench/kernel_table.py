@@ -14,7 +14,7 @@ from jddtree.benchmarks.kernels import printing as table
 from jddtree.benchmarks.kernels import sizes as kernels_settings
 from jddtree.benchmarks.kernels import suite as kernels
 from jddtree.benchmarks.kernels.sizes import Settings
-from jddtree.cli.bench.choices import KernelOptions
+from jddtree.cli.bench_options import KernelOptions
 from jddtree.cli.ending import interrupts
 from jddtree.errors import UserError
 from jddtree.results import Row

@@ -4,7 +4,7 @@ import json
 
 from jddtree import results
 from jddtree.benchmarks.decoding import methods as generation
-from jddtree.cli.bench.choices import MethodsOptions
+from jddtree.cli.bench_options import MethodsOptions
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import ModelOptions
 from jddtree.cli.terminal.progress import progress_bar

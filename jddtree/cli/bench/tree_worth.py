@@ -3,7 +3,7 @@
 import json
 
 from jddtree import results
-from jddtree.cli.bench.choices import SpeculationOptions
+from jddtree.cli.bench_options import SpeculationOptions
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import ModelOptions
 from jddtree.cli.terminal.progress import progress_bar, say_slow

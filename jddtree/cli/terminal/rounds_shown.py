@@ -1,4 +1,4 @@
-"""The text of a generation with its rounds told apart: on a terminal by colour, so that one sees what each round gave."""
+"""The text of a generation with its rounds in colours, so that one sees on a terminal what each round gave."""
 
 from jddtree.serving.transcript import Piece
 

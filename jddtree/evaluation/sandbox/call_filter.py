@@ -1,7 +1,7 @@
 """Which system calls a sandboxed program may not make, as a program for the kernel's filter (seccomp).
 
-Contract: a pure function of the machine and of the process that will be filtered. `guard.py` runs this file by its
-path, in an interpreter that sees no package; it imports only the standard library.
+Contract: a pure function of the machine and of the process that will be filtered. `confinement.py` runs this file by
+its path, in an interpreter that sees no package; it imports only the standard library.
 
 Refused are calls that start processes or programs, reach other processes, open sockets, hold memory that no limit
 counts, or change the system. A call newer than this table does not exist for the program.

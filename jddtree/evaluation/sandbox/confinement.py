@@ -1,7 +1,7 @@
 """The inside of the sandbox: limits and confines its own process, then runs the job's program.
 
-Run by `sandbox.run_code` as a script in a fresh interpreter (`python -I -B guard.py FD`), never imported; it imports
-only the standard library. It reads `job.json` from its folder, deletes it, and writes JSON lines to the pipe FD:
+Run by `execution.run_code` as a script in a fresh interpreter (`python -I -B confinement.py FD`), never imported; it
+uses only the standard library. It reads `job.json` from its folder, deletes it, and writes JSON lines to the pipe FD:
 {"layers": [...]} before the program starts, then {"nonce": ..., "passed": ..., "note": ...} once it has ended.
 
 In a process namespace the program is a grandchild; this process then ends as the program did, with 128 + the number of

@@ -12,7 +12,7 @@ from jddtree.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from jddtree.evaluation.speculation.report import Report
+    from jddtree.results import Report
 
 SIZE, DPI = (7.2, 4.5), 130  # inches, dots per inch
 FEWEST_NODES = 20  # a share of fewer is noise

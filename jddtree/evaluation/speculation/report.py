@@ -15,10 +15,9 @@ from jddtree.errors import UserError
 from jddtree.evaluation.speculation import measures as speculation
 from jddtree.evaluation.speculation.recording import Recorder, Recording, record
 from jddtree.loading import Model
-from jddtree.results import Row
+from jddtree.results import Report, Row
 from jddtree.serving.engines import default_capacity, program_for
 
-Report = dict[str, list[Row]]
 Progress = Callable[[int], Any]
 COMPARED = (8, 16, 32, 64)
 ROWS_SHOWN = (1, 2, 3, 5, 9, 17, 33, 65, 129, 257)

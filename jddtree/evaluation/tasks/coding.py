@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jddtree.evaluation.sandbox.programs import run_code
+from jddtree.evaluation.sandbox.execution import run_code
 from jddtree.evaluation.tasks.definition import Example, Score
 from jddtree.evaluation.tasks.packaged import read_rows
 from jddtree.evaluation.tasks.scoring import after_thinking, before_stops, code_block

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jddtree.errors import UserError
-from jddtree.evaluation.sandbox.programs import run_code
+from jddtree.evaluation.sandbox.execution import run_code
 from jddtree.evaluation.tasks.definition import Example, Score
 from jddtree.evaluation.tasks.scoring import after_thinking, last_tagged
 

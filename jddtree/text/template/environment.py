@@ -3,7 +3,7 @@
 Contract: a template gives the text that it gives in Jinja's own `ImmutableSandboxedEnvironment` with the
 settings, filters and functions of transformers (loop controls, `{% generation %}`, `tojson` with options,
 `raise_exception`, `strftime_now`). The text is an `OriginText` in which the characters that the template's
-source wrote are marked. Past a limit (template_limits.py) a `TemplateLimit` is raised. Not offered:
+source wrote are marked. Past a limit (bounds.py) a `TemplateLimit` is raised. Not offered:
 `autoescape`, `lipsum`, methods of bytes, and methods of texts from `safe` or `escape` that could grow them.
 """
 

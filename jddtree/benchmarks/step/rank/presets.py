@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from converters.synthetic import PRESETS as TARGETS
+from converters.presets import PRESETS as TARGETS
 from jddtree.config import DFlashConfig, TargetConfig, dflash_config, read_json, target_config
 from jddtree.errors import UserError
 

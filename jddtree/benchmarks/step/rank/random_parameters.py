@@ -1,6 +1,6 @@
 """Random parameters of one rank on a device, or of all ranks on a mesh: 76 GB of K2.6 a rank without a host copy.
 
-Shapes are those that `parallel.partition.on_mesh` gives a mesh, divided by its ranks. On a mesh every device makes its
+Shapes are those that `models.partition.on_mesh` gives a mesh, divided by its ranks. On a mesh every device makes its
 own slice, and all make the same numbers where they hold the same. Every INT4 code is equally likely; scales and dense
 weights are such that a layer keeps the size of its input, so that activations stay finite and logits differ. A part of
 an array is made at a time and written in place, so that little more than the arrays is needed.
@@ -21,8 +21,8 @@ from jax.sharding import PartitionSpec as P
 from converters.dflash import drafter_parameters
 from jddtree.benchmarks.step.rank.presets import Models
 from jddtree.models.parameters import Parameter, Tree, nest, target_parameters
+from jddtree.models.partition import on_mesh, spec
 from jddtree.parallel.mesh import AXIS
-from jddtree.parallel.partition import on_mesh, spec
 
 CODE_DEVIATION = 4.61  # of an INT4 code that is uniform in 0..15
 COMPILING = 8  # threads

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import typer
 
-from jddtree.cli.bench.choices import (
+from jddtree.cli.bench_options import (
     AutoOptions,
     CouplingOptions,
     KernelOptions,

@@ -47,7 +47,7 @@ from typing import Any
 
 from jddtree.evaluation.sandbox.temporary import temporary_folder
 
-GUARD = Path(__file__).with_name("guard.py")
+GUARD = Path(__file__).with_name("confinement.py")
 REPORT_BYTES = 16_384
 READ_BYTES = 65_536
 NOTE_CHARACTERS = 400
