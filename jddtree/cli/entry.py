@@ -8,6 +8,10 @@ from jddtree.cli.ending import interrupts
 from jddtree.errors import UserError
 
 
+EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+"""XLA's older emitters of CPU fusions compile in half the time, and what they make runs as fast; other devices have none."""
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     try:
@@ -30,6 +34,14 @@ def _run() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     interrupts.install()
+    compile_soon()
     from jddtree.cli.main import app, guarded
 
     return guarded(lambda: app(standalone_mode=False))
+
+
+def compile_soon() -> None:
+    """Have XLA compile for the CPU by its faster emitters, unless the user chose options of the kind."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_backend_extra_options" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {EMITTERS}".strip()
