@@ -1,6 +1,7 @@
 """What the documentation names exists: files, links, commands and their options."""
 
 import argparse
+import ast
 import json
 import re
 import shlex
@@ -21,6 +22,7 @@ FILES = sorted((DOCS / "results").glob("*.json"))
 FOLDERS = ("jddtree", "pallas_kernels", "converters", "tests", "docs")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]+|[\w-]+\.py")
 CHOSEN_BY_THE_READER = "NAME"  # in the paths of files to be written
+OPTIONAL = "jddtree.evaluation.lm_eval_adapter"  # needs a package of an extra
 PROGRAM = re.compile(r"(?:python )?run\.py \w.*|python -m (?:jddtree|converters|pallas_kernels)\.\w.*")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
@@ -129,6 +131,17 @@ def test_commands_and_their_options_exist(page):
 def test_commands_of_results_have_help(file):
     for command in json.loads(file.read_text(encoding="utf-8"))["command"].split(" && "):
         assert help_of(command)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_imports_of_examples_resolve(page):
+    """Python blocks parse, and what they import from this project is there."""
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("jddtree") and node.module != OPTIONAL:
+                parent = import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(parent, alias.name) or import_module(f"{node.module}.{alias.name}")
 
 
 def test_a_newcomer_is_told_files_that_exist():

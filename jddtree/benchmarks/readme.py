@@ -1,7 +1,7 @@
 """Tables of the documentation, made from the results files: `python -m jddtree.benchmarks.readme` writes them in.
 
-A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`, with a caption of one line: the command, where
-it is short enough, day, card and version. A method that a file has by an alias is shown by its name.
+A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`, with a caption of one line: the command,
+where it is short enough, day, card and version. A method that a file has by an alias is shown by its name.
 """
 
 import json
@@ -31,6 +31,8 @@ PAGES = (
     "docs/evaluation.md",
     "docs/kernels.md",
     "docs/performance.md",
+    "docs/results/auto-budget-cpu.md",
+    "docs/results/coupling-cpu.md",
     "docs/results/kernels-h200.md",
     "docs/results/step-h200.md",
     "docs/speculation.md",

@@ -2,10 +2,10 @@
 
 python -m jddtree.benchmarks.step.account.waterfall docs/results/step-h200.json docs/step-h200.png
 
-Everything comes from a results file of `bench step` that has both clocks. A part is a group of components. "other" is
-every component that no part names: among them the head's product and the dense layer, whose kernels no name tells apart.
-What the wall clock shows beyond the kernels is the part "between kernels". Floors are bytes at the peers' rate
-(`floor.py`); that of attention is the row's own, which operations may set.
+Everything comes from a results file of `bench step` that has both clocks. A part is a group of components. "other"
+is every component that no part names, with the floors of the head's product and the dense layer, which no kernel's
+name tells. What the wall clock shows beyond the kernels is the part "between kernels". Floors are bytes at the
+peers' rate (`floor.py`); that of attention is the row's own, which operations may set.
 """
 
 import argparse
