@@ -1,13 +1,13 @@
 """A draft tree as a picture: what is drawn of a hand-made round, which round is chosen, and the command."""
 
-import re
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 
+from jddtree.cli import trace
 from jddtree.cli.main import app, guarded
-from jddtree.evaluation.speculation.recording import Round
+from jddtree.evaluation.speculation.recording import Recording, Round
 from jddtree.evaluation.speculation.tree_picture import most_telling, picture
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -75,11 +75,31 @@ def test_the_round_that_leaves_the_first_choices_is_drawn():
     assert most_telling([made([0]), spine]) is spine
 
 
-def test_trace_draws_a_round_of_the_bundled_pair(tmp_path):
-    path = tmp_path / "tree.svg"
-    arguments = ["trace", "-p", "def f():", "--budget", "4", "--max-tokens", "8", "--output", str(path)]
-    assert guarded(lambda: app(arguments, standalone_mode=False)) == 0
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """`trace` with the bundled pair, but rounds that are given: exit code, file, and the request that was recorded."""
+
+    def call(rounds):
+        asked = []
+        monkeypatch.setattr(trace, "make_recorder", lambda model, requests: asked.extend(requests))
+        monkeypatch.setattr(trace.recording, "record", lambda recorder, requests: [Recording([1], rounds)])
+        path = tmp_path / "tree.svg"
+        arguments = ["trace", "-p", "def f():", "--budget", "4", "--max-tokens", "8", "--output", str(path)]
+        return guarded(lambda: app(arguments, standalone_mode=False)), path, asked[0]
+
+    return call
+
+
+def test_trace_draws_the_most_telling_round(run):
+    code, path, asked = run([made([0]), made([0, 1, 4])])
+    assert (code, asked.method, asked.budget, asked.max_tokens) == (0, "tree", 4, 8)
     svg = ElementTree.parse(path).getroot()
-    assert len(boxes(svg)) == 1 + 4 + 1
-    title = svg.find(f"{SVG}title").text
-    assert re.match(r"one pass of the target checks 4 nodes and gives \d tokens; \d\.\d\d a round", title)
+    title = "one pass of the target checks 4 nodes and gives 3 tokens; 2.00 a round in the whole text"
+    assert svg.find(f"{SVG}title").text == title
+    assert [style for style, *_ in boxes(svg)] == ["kept", "kept", "box", "box", "kept", "bonus"]
+
+
+def test_trace_of_a_text_without_rounds_is_an_error(run, capsys):
+    code, path, _ = run([])
+    assert code == 1 and not path.exists()
+    assert "give another --prompt" in capsys.readouterr().err
