@@ -2,12 +2,15 @@
 
 import argparse
 import ast
+import io
 import json
 import re
 import shlex
 import sys
+import tokenize
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
@@ -22,6 +25,8 @@ FILES = sorted((DOCS / "results").glob("*.json"))
 FOLDERS = ("jddtree", "pallas_kernels", "converters", "tests", "docs")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]+|[\w-]+\.py")
 CHOSEN_BY_THE_READER = "NAME"  # in the paths of files to be written
+# Files of K2.6's folder and of held-out sources, and an example in a docstring.
+ELSEWHERE = {"tokenization_kimi.py", "tool_declaration_ts.py", "idlelib/window.py", "a.py"}
 OPTIONAL = "jddtree.evaluation.lm_eval_adapter"  # needs a package of an extra
 PROGRAM = re.compile(r"(?:python )?run\.py \w.*|python -m (?:jddtree|converters|pallas_kernels)\.\w.*")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -155,10 +160,34 @@ def test_a_newcomer_is_told_files_that_exist():
 
 def test_nothing_refers_to_what_a_visitor_lacks():
     """No page and no source names files outside the repository."""
-    sources = [path for folder in FOLDERS[:3] for path in (ROOT / folder).rglob("*.py")]
     lacking = re.compile(r"\bshared/facts|\bfacts[ ,/][\d.k]|\(design, section|rank_step\.py(?!`)")
-    found = [path for path in (*PAGES, *sources) if lacking.search(path.read_text(encoding="utf-8"))]
+    found = [path for path in (*PAGES, *sources()) if lacking.search(path.read_text(encoding="utf-8"))]
     assert not found
+
+
+def test_files_that_sources_name_exist():
+    """A docstring or comment names a Python file of the checkout, from the top, from its folder or by name alone."""
+    lost = {}
+    for path in sources():
+        for name in re.findall(r"[\w/]+\.py\b", "\n".join(said(path.read_text(encoding="utf-8")))):
+            here = (ROOT / name, path.parent / name, path.parent.parent / name)
+            if not any(place.exists() for place in here) and name not in names() | ELSEWHERE:
+                lost.setdefault(path.name, []).append(name)
+    assert not lost
+
+
+def sources() -> list[Path]:
+    """The Python files of the package."""
+    return [path for folder in FOLDERS[:3] for path in (ROOT / folder).rglob("*.py")]
+
+
+def said(source: str) -> list[str]:
+    """Docstrings and comments."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    return [*comments, *filter(None, map(ast.get_docstring, nodes))]
 
 
 @pytest.mark.parametrize(
