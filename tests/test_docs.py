@@ -52,14 +52,14 @@ def commands(text: str) -> set[str]:
 
 
 @cache
-def names() -> set[str]:
-    """File names of the checkout, without folders."""
-    return {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")} | {"run.py"}
+def python_files() -> set[str]:
+    """Paths of the checkout's Python files."""
+    return {str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")} | {str(ROOT / "run.py")}
 
 
 def exists(path: str) -> bool:
     """A path from the top, or the name of some Python file."""
-    return (ROOT / path).exists() if "/" in path else path in names()
+    return (ROOT / path).exists() if "/" in path else any(file.endswith(f"/{path}") for file in python_files())
 
 
 @cache
@@ -166,12 +166,11 @@ def test_nothing_refers_to_what_a_visitor_lacks():
 
 
 def test_files_that_sources_name_exist():
-    """A docstring or comment names a Python file of the checkout, from the top, from its folder or by name alone."""
+    """A docstring or comment names a Python file of the checkout, by the end of its path."""
     lost = {}
     for path in sources():
         for name in re.findall(r"[\w/]+\.py\b", "\n".join(said(path.read_text(encoding="utf-8")))):
-            here = (ROOT / name, path.parent / name, path.parent.parent / name)
-            if not any(place.exists() for place in here) and name not in names() | ELSEWHERE:
+            if name not in ELSEWHERE and not any(place.endswith(f"/{name}") for place in python_files()):
                 lost.setdefault(path.name, []).append(name)
     assert not lost
 

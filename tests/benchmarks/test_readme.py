@@ -8,6 +8,7 @@ from conftest import ROOT
 
 from jddtree.benchmarks.readme import PAGES, caption, with_tables
 
+PARSER = re.compile(r"= option\(|add_argument\(")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -26,7 +27,8 @@ def test_the_first_code_block_is_two_commands():
 
 def test_commands_name_options_that_exist():
     """Every long option in README.md is one of the command line's."""
-    source = (ROOT / "jddtree" / "cli" / "options.py").read_text(encoding="utf-8")
+    files = [*(ROOT / "jddtree").rglob("*.py"), *(ROOT / "converters").rglob("*.py")]
+    source = "\n".join(file.read_text(encoding="utf-8") for file in files if PARSER.search(file.read_text("utf-8")))
     for option in set(re.findall(r"--[a-z][a-z-]+", README)) - {"--help"}:
         name = option[2:].replace("-", "_")
         assert option in source or f"{name}:" in source, option
