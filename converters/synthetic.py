@@ -108,7 +108,7 @@ def target_list(config: TargetConfig) -> list[Tensor]:
 
 
 def vision_list(values: Mapping[str, Any], config: TargetConfig) -> list[Tensor]:
-    """Tensors of vision tower and projector (facts: the published index), all bfloat16."""
+    """Tensors of vision tower and projector (by the published index), all bfloat16."""
     width, inner, patch = values["vt_hidden_size"], values["vt_intermediate_size"], values["patch_size"]
     merged = values["mm_hidden_size"] * values["merge_kernel_size"][0] * values["merge_kernel_size"][1]
     weights: dict[str, tuple[int, ...]] = {}

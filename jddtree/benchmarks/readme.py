@@ -1,7 +1,7 @@
 """Tables of the documentation, made from the results files: `python -m jddtree.benchmarks.readme` writes them in.
 
-A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`. A method that a file has by an alias is
-shown by its name.
+A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`, with a caption of one line: the command,
+where it is short enough, day, card and version. A method that a file has by an alias is shown by its name.
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jddtree import results
 from jddtree.benchmarks import score_tables
@@ -30,7 +31,13 @@ PAGES = (
     "docs/evaluation.md",
     "docs/kernels.md",
     "docs/performance.md",
+    "docs/results/auto-budget-cpu.md",
+    "docs/results/coupling-cpu.md",
+    "docs/results/kernels-h200.md",
+    "docs/results/step-h200.md",
+    "docs/speculation.md",
 )
+LINE = 110  # columns of a caption
 PEERS_STEP = "docs/results/peers-step-h200.json"
 KERNEL_COLUMNS = {
     "kernel": "",
@@ -55,6 +62,8 @@ MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
     "docs/results/kernels-h200.json": kernels_table.summary,
     "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
     "docs/results/step-h200.json": lambda rows: step_table.stages(rows, _rows(PEERS_STEP)),
+    "docs/results/step-h200.json shortest": lambda rows: step_table.shortest(rows, _rows(PEERS_STEP)),
+    "docs/results/step-h200.json beside its peer": lambda rows: step_table.beside_peer(rows, _rows(PEERS_STEP)),
     PEERS_STEP: step_table.peers,
     "docs/results/step-h200.json roofline": step_table.roofline,
     "docs/results/step-h200.json one pass": lambda rows: step_table.parts(rows, 33, 4096),
@@ -98,11 +107,16 @@ def _rows(name: str) -> list[results.Row]:
 
 def _table(found: re.Match[str], root: Path) -> str:
     measured = json.loads((root / found[2].split()[0]).read_text(encoding="utf-8"))
-    name = next(name for name in ("jax", "torch") if name in measured["versions"])
-    library = f"{name} {measured['versions'][name]}"
-    origin = f"`{measured['command']}`, {measured['date'][:10]}, {measured['card']}, {library}"
     rows = [row | {"method": method_of(row["method"])} if "method" in row else row for row in measured["rows"]]
-    return f"{found[1]}{MADE_BY[found[2]](renamed(rows))}\n\n{origin}\n{found[3]}"
+    return f"{found[1]}{MADE_BY[found[2]](renamed(rows))}\n\n{caption(measured, found[2].split()[0])}\n{found[3]}"
+
+
+def caption(measured: dict[str, Any], file: str) -> str:
+    """Where a table comes from, in a line: the command, or the file that has it, day, card and version."""
+    name = next(name for name in ("jax", "torch") if name in measured["versions"])
+    measured_on = f"{measured['date'][:10]}, {measured['card']}, {name} {measured['versions'][name]}"
+    whole = f"`{measured['command']}`, {measured_on}"
+    return whole if len(whole) <= LINE else f"By the command in `{file}`, {measured_on}"
 
 
 if __name__ == "__main__":

@@ -28,8 +28,11 @@ def run(options: TraceOptions, model: ModelOptions) -> None:
 def write(path: Path, model: Model, rounds: list[recording.Round]) -> None:
     """Draw the most telling round, with what all of them gave in its caption."""
     shown = tree_picture.most_telling(rounds)
-    gave = sum(one.emitted for one in rounds) / len(rounds)
+    mean = sum(one.emitted for one in rounds) / len(rounds)
     nodes = len(shown.tokens) - 1
-    title = f"one round: {nodes} nodes drafted, {shown.emitted} tokens kept; {gave:.2f} tokens a round on average"
+    title = (
+        f"one pass of the target checks {nodes} nodes and gives {shown.emitted} tokens; "
+        f"{mean:.2f} a round in the whole text"
+    )
     picture = tree_picture.picture(shown, lambda token: model.tokenizer.decode([token]), title)
     path.write_text(picture, encoding="utf-8")

@@ -1,10 +1,11 @@
 """Recorded outputs of the real model, checked by teacher forcing.
 
 A golden file is JSON {"meta": {...}, "seqs": [{name, prompt_ids, tail, top1_lp, top8_ids, top8_lp}]}: `tail` are the
-greedy tokens that another engine wrote after the prompt, the rest its log-probabilities there. Rule (shared/facts/
-kimi_k26.md 2.9): the most probable token agrees at 95 % of the places; where it does, the log-probability differs by
-0.05 on average and by 0.5 at the 99th percentile at most; where it does not, the recorded model must have found ours
-nearly as good: regret (its log-probability of its token minus that of ours) at most 0.30 + 0.35 * -top1_lp.
+greedy tokens that another engine wrote after the prompt, the rest its log-probabilities there. The rule is that of
+pegainfer (https://github.com/pegainfer-project/pegainfer): the most probable token agrees at 95 % of the places; where
+it does, the log-probability differs by 0.05 on average and by 0.5 at the 99th percentile at most; where it does not,
+the recorded model must have found ours nearly as good: regret (its log-probability of its token minus that of ours) at
+most 0.30 + 0.35 * -top1_lp.
 """
 
 from collections.abc import Callable

@@ -4,8 +4,8 @@ A drafter's table is of the same form and stands beside its converter (`converte
 
 A parameter tree is a nested dict of arrays; its paths are dotted here ("moe.q_b"). Layers of one kind are
 stacked along the leading axis, so that a layer loop is one scan. Routed experts of all layers stand in one
-array whose leading axis is layer * experts + expert: the loop passes an index and copies nothing (design,
-section 5).
+array whose leading axis is layer * experts + expert: the loop passes an index and copies nothing
+(docs/design.md, Memory).
 
 Differences from the Hugging Face tensors, all made while reading a checkpoint:
 * the rotary rows of q_b and kv_a are in half-split order (even dimensions first), so the cache is too;

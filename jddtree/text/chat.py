@@ -4,7 +4,7 @@ Contract: `render` gives the template's text and `encode` the ids of exactly thi
 of control tokens that the template wrote become control tokens (origin.py says which characters it wrote):
 what comes from messages and tools (content, names, roles, ids, schemas) stays ordinary text, whatever the
 template does with it. All other ids equal those of the published tokenizer, which parses the whole rendered
-text and so lets messages forge control tokens (shared/facts/kimi_k26.md sections 4.1 and 4.2).
+text and so lets messages forge control tokens.
 `trust_content=True` repeats the published behaviour.
 
 A template runs in a sandbox (template/environment.py) and may use 5 seconds of processor time, 2^24
@@ -95,7 +95,7 @@ class ChatTemplate:
         `thinking=False` opens the answer with empty reasoning (instant mode); `preserve_thinking` keeps the reasoning
         of past turns; `tool_style` declares tools as TypeScript (as the published tokenizer does; tools that have no
         such form are declared as JSON, sorted by key) or as JSON in the given order. `allow_media` renders placeholders
-        for images, which this engine cannot see. The options are those of K2.6 (facts 4.2).
+        for images, which this engine cannot see. The options are those of K2.6's template.
 
         Raises UserError for bad messages or tools, and when the template refuses them.
         """

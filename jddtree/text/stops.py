@@ -1,8 +1,7 @@
 """Ids that end a generation.
 
 Contract: the union of everything a model folder says and of the ends that K2 models are known to write. K2.6 ends its
-turns with `<|im_end|>` although its tokenizer names `[EOS]`; an engine that watches only the latter never stops
-(shared/facts/kimi_k26.md section 4.3, and section 6 row 34).
+turns with `<|im_end|>` although its tokenizer names `[EOS]`; an engine that watches only the latter never stops.
 """
 
 from pathlib import Path
@@ -20,7 +19,7 @@ def stop_ids(directory: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
     Taken from config.json (`eos_token_id`, also inside `text_config`), generation_config.json (one id or a list; the
     file may be absent), `eos_token` of tokenizer_config.json, and `<|im_end|>`, `[EOS]`, `[EOT]` where the vocabulary
-    has them (facts 4.3).
+    has them.
 
     Raises UserError when a file cannot be read or names an end that is not in the vocabulary.
     """

@@ -1,7 +1,8 @@
 """Read a tokenizer's files: byte ranks from `tiktoken.model`, special tokens from `tokenizer_config.json`.
 
 Contract: every function reads one file, checks all of it, and either returns complete tables or raises a one-line
-`UserError` that names the file, what was found and what was expected. Source: shared/facts/kimi_k26.md section 4.1.
+`UserError` that names the file, what was found and what was expected. Source: K2.6's
+`tokenization_kimi.py`.
 """
 
 import base64
@@ -15,7 +16,7 @@ from jddtree.errors import UserError
 _ID = re.compile("[0-9]{1,9}")
 
 SPECIAL_SLOTS = 256
-"""Ids reserved for special tokens after the last rank (facts 4.1)."""
+"""Ids reserved for special tokens after the last rank."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def read_special_tokens(path: Path, first_id: int) -> dict[str, int]:
     """Name to absolute id of all 256 special slots, which begin at `first_id` (the number of ranks).
 
     Names come from `added_tokens_decoder`; a slot without a name is called `<|reserved_token_{absolute id}|>`
-    (facts 4.1; counting from the first slot instead is a known defect, facts 6 row 33).
+    (counting from the first slot instead is a known defect of other readers).
 
     Raises UserError for a missing or malformed file, an id outside the slots, or one name used for two ids.
     """

@@ -2,7 +2,8 @@
 
 Contract: ids equal those of the published tokenizer for every string, including the seams it makes in long texts.
 Text is never read as control tokens unless `allow_special` is given, so text from users is safe by default. No
-beginning or end token is ever added. Source of all rules: shared/facts/kimi_k26.md section 4.1.
+beginning or end token is ever added. Source of all rules: `tokenization_kimi.py`,
+published beside K2.6's weights.
 """
 
 import re
@@ -38,11 +39,11 @@ SPLIT_PATTERN = "|".join(
         r"\s+",
     )
 )
-"""The eight alternatives in the order in which they are tried (facts 4.1)."""
+"""The eight alternatives in the order in which they are tried."""
 
 
 def seams(text: str) -> Iterator[tuple[int, int]]:
-    """Half-open character ranges of `text` that are tokenised separately (facts 4.1).
+    """Half-open character ranges of `text` that are tokenised separately.
 
     The text is cut every 400,000 characters, and inside such a chunk whenever 25,000 characters in a row were all
     whitespace or all not whitespace. The cuts change the ids next to them, so an exact tokenizer must repeat them.

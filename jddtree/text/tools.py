@@ -2,7 +2,8 @@
 
 Contract: `tools_to_typescript` is a pure function of the tools; the order of keys in the input does not matter. A
 schema that the TypeScript form cannot express raises `NotExpressible`, upon which the published tokenizer declares the
-tools as JSON instead. Source of the rules and of the worked example: shared/facts/kimi_k26.md section 4.2.
+tools as JSON instead. Source of the rules and of the worked example: `tool_declaration_ts.py`,
+published beside K2.6's weights.
 """
 
 import json

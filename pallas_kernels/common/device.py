@@ -4,7 +4,7 @@ gpu_generation         the generation whose launch tables are used
 MULTIPROCESSORS        of the cards that the tables are for, by generation
 SHARED_BYTES           shared memory that one program may have, by generation
 mosaic_supported       whether plgpu.kernel has the form that the Mosaic kernels use
-overlap_supported      whether a kernel may let the next one begin early (`early_launch`)
+overlap_supported      whether a kernel may let the next one begin early (`dependent_launch`)
 """
 
 import functools

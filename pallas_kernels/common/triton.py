@@ -29,7 +29,7 @@ def triton_call(
     """The kernel as a function of arrays; it gets each of them, and its output or outputs, whole.
 
     overlap_next: only kernels of this package read the results, so that the next one may be launched before
-    this one ends (`early_launch`). interpret: None where there is no GPU. aliases: an operand's number to
+    this one ends (`dependent_launch`). interpret: None where there is no GPU. aliases: an operand's number to
     that of the output that takes its place in memory.
     """
     interpret = not on_gpu() if interpret is None else interpret

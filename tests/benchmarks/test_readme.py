@@ -6,7 +6,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from jddtree.benchmarks.readme import PAGES, with_tables
+from jddtree.benchmarks.readme import PAGES, caption, with_tables
 
 PARSER = re.compile(r"= option\(|add_argument\(")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,6 +32,15 @@ def test_commands_name_options_that_exist():
     for option in set(re.findall(r"--[a-z][a-z-]+", README)) - {"--help"}:
         name = option[2:].replace("-", "_")
         assert option in source or f"{name}:" in source, option
+
+
+@pytest.mark.parametrize("command", ["short --output a.json", "long " * 30])
+def test_a_caption_is_one_short_line(command):
+    """A long command is left to the file; day, card and version are always said."""
+    record = {"command": command, "date": "2026-11-30T05:36:53+00:00", "card": "a card", "versions": {"torch": "2.11"}}
+    line = caption(record, "docs/results/a.json")
+    assert len(line) <= 110 and line.endswith(", 2026-11-30, a card, torch 2.11")
+    assert line.startswith("`short" if command.startswith("short") else "By the command in `docs/results/a.json`")
 
 
 def test_how_much_faster_than_the_peer_follows_from_the_results():

@@ -1,6 +1,11 @@
 """The text level: prompts to ids, stop strings, batches, and the numbers that statistics report."""
 
+import json
+import re
+from functools import partial
+
 import pytest
+from conftest import ROOT
 
 import jddtree
 from jddtree.api import prepare
@@ -27,6 +32,19 @@ def test_readme_example(model, engine):
     result = jddtree.generate(model, "def is_empty(self):", method="ddtree", budget=15, engine=engine)
     assert result.text == "def is_empty(self):\n    return not self.is_empty()"
     assert result.statistics.acceptance_length > 2
+
+
+def test_readme_example_as_written(model, engine, monkeypatch, capsys):
+    """Every line of it runs; loading and compiling are done already."""
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    monkeypatch.setattr(jddtree, "load", lambda: model, raising=False)
+    monkeypatch.setattr(jddtree, "compile_engine", lambda model, capacity: engine, raising=False)
+    monkeypatch.setattr(jddtree, "generate", partial(jddtree.generate, engine=engine), raising=False)
+    exec(block, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "def is_empty(self):" and lines[1].startswith("    return not self.is_empty() ")
+    ids = [token for line in lines[2:] for round_ids in json.loads(line) for token in round_ids]
+    assert len(ids) == 32 or ids[-1] in model.stop_ids
 
 
 def test_stop_string_cuts_text_and_counts(model, engine):

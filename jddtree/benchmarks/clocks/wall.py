@@ -1,7 +1,7 @@
 """Two ways to time a call: by the wall clock, back to back, and by its kernels; and the count of compilations.
 
 The wall clock is for a process that has not touched CUPTI and keeps command buffers on; CUPTI is for one without them
-(`timing.keep_kernels_apart`). On CPU devices every call is waited for, since collectives of calls that are queued there
+(`cupti.keep_kernels_apart`). On CPU devices every call is waited for, since collectives of calls that are queued there
 can wait for one another forever.
 """
 

@@ -1,6 +1,6 @@
 """The same target on one device and on several: greedy tokens of the engine, logits and time of a verify step.
 
-In float32 the plain kernels run, whose sums are in float64 (`pallas_kernels.common.wide`), in bfloat16 those that
+In float32 the plain kernels run, whose sums are in float64 (`pallas_kernels.common.wide`), in bfloat16 the ones that
 the engine chooses.
 """
 

@@ -1,7 +1,7 @@
 """Time of one reduction among dependent ones, by how it is written, and of q_a/kv_a replicated or split with a gather.
 
 A chain runs inside one jitted shard_map, as the layers of a model do; the time of the same chain without the collective
-is measured beside it. On GPUs the sum of `mesh_one_shot` is measured as well, last, since what it needs may be missing.
+is measured beside it. On GPUs the sum of `one_shot` is measured as well, last, since what it needs may be missing.
 """
 
 import statistics

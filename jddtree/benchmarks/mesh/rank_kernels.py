@@ -4,7 +4,7 @@ The sums over ranks may run in XLA's own kernels, whose names do not say so; wha
 device are taken away does. Numbers at the end of a name are the compiler's count of equal instructions and do not
 count. A collective's kernel also waits for the other ranks, so its time holds what they are behind.
 
-`timing.keep_kernels_apart` must come before the first use of a device.
+`cupti.keep_kernels_apart` must come before the first use of a device.
 """
 
 import re

@@ -1,8 +1,9 @@
 """Rows of Marlin's two GEMMs and of FlashMLA, at the sizes of `bench kernels`.
 
-A row has kernel, tokens, context, heads, routing, experts (distinct, a mean over routings), block, peer, time_us (by
-graph replay) and kernel_us (kernels alone). Marlin is two GEMMs without work list, SiLU and weighted sum, over the
-routings of `kernels_routing` by turns; the fastest of its block sizes counts. FlashMLA reads the same cache again.
+A row has kernel, tokens, context, heads, routing, experts (distinct, a mean over routings), block, peer, time_us
+(by graph replay) and kernel_us (kernels alone). Marlin is two GEMMs without work list, SiLU and weighted sum, over
+the routings of `jddtree.benchmarks.kernels.routings` by turns; the fastest of its block sizes counts. FlashMLA
+reads the same cache again.
 """
 
 from collections.abc import Iterator

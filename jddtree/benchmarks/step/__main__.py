@@ -10,12 +10,13 @@ was measured. Expected on an H200, five numbers of tokens and three contexts: ab
 kernel, a minute each of it compiling; set JAX_COMPILATION_CACHE_DIR to compile once for several runs.
 
 Rows: stage "verify", "draft", "build", "walk", "commit", "round" (time of one), "prefill", with tokens, context,
-routing, time_ms, floor_ms and ratio (step/account/floor.py), peer_ms, launches, kernel_ms, kernels (component
-to microseconds), host_percent (of a round: what waiting for the host between dispatches takes), idle_percent (what no
-kernel fills otherwise), compile_seconds, memory_gb and more (`measuring.py`); stage "ceiling" and "roofline" are the
+routing, time_ms, floor_ms and ratio (`account.floor`), peer_ms, launches, kernel_ms, kernels (component to
+microseconds), host_percent (of a round: what waiting for the host between dispatches takes), idle_percent (what no
+kernel fills otherwise), compile_seconds, memory_gb and more (`measuring`); stage "ceiling" and "roofline" are the
 roofline card, "repeat" and "sweep" checks, "summary" sums up a number of tokens. On a mesh, rows have mesh, its
-devices, and expert_layout as well; `step_mesh` lists the kernels that only the mesh has, and `step_summary.beside` says
-what splitting costs by the wall clock and how the layouts compare. What fails has "failure", a text.
+devices, and expert_layout as well; `mesh_profile` lists the kernels that only the mesh has, and
+`account.overview.beside` says what splitting costs by the wall clock and how the layouts compare. What fails has
+"failure", a text.
 """
 
 import argparse
@@ -254,7 +255,7 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def _peers(path: Path | None) -> list[Row]:
-    from jddtree.benchmarks.kernels.peer_times import rows_of
+    from jddtree.benchmarks.peers.sources import rows_of
 
     try:
         peers = [{"routing": "uniform"} | peer for peer in rows_of(path, "step")]

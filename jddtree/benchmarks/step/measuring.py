@@ -1,11 +1,11 @@
 """The rows of `bench step`, in one process: by the wall clock, or by kernels.
 
 `wall` rows hold time_ms, floor_ms, ratio, experts (distinct ones of a layer), compile_seconds, memory_gb (beside
-arguments) and device_gb (in use), weight_copies (`step_copies`), attention_floor_ms for verify, and for rounds busy_ms
-(of one, when the next dispatch is started before the last one ends) and host_percent, what waiting for the host adds;
-`kernels` rows hold kernel_ms, launches, kernels (component to microseconds) and largest, and on a mesh, where verify
-alone is profiled, what `step_mesh` adds. Both hold stage, tokens, context and routing, by which they are joined. What
-fails is a row with "failure", and does not end the run.
+arguments) and device_gb (in use), weight_copies (`rank.copies`), attention_floor_ms for verify, and for rounds
+busy_ms (of one, when the next dispatch is started before the last one ends) and host_percent, what waiting for the
+host adds; `kernels` rows hold kernel_ms, launches, kernels (component to microseconds) and largest, and on a mesh,
+where verify alone is profiled, what `mesh_profile` adds. Both hold stage, tokens, context and routing, by which
+they are joined. What fails is a row with "failure", and does not end the run.
 """
 
 import json

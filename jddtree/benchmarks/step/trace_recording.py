@@ -1,4 +1,4 @@
-"""Records the routing that `rank/routing_trace.py` maps: run by `python -m`, it writes the file of that module anew."""
+"""Records the routing that `jddtree.benchmarks.step.rank.routing_trace` maps; `python -m` writes its file anew."""
 
 from collections.abc import Iterator
 from functools import partial

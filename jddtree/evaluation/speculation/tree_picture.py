@@ -14,11 +14,14 @@ from jddtree.evaluation.speculation.recording import Round
 
 COLUMN = 132
 LINE = 34
+BOX_WIDTH = 104
 BOX_HEIGHT = 26
+LEAST_WIDTH = 660  # that of the legend
 MARGIN = 14
-CAPTION = 30
+CAPTION = 18
+LEGEND = "filled: kept; dashed: the target's own next token; percent: the drafter's probability of the path"
 SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
-LONGEST = 12
+LONGEST = 8  # characters; more would run into the note
 STYLE = """
 text { font: 13px ui-monospace, monospace; fill: #1f2328 }
 .small { font-size: 10px; fill: #59636e }
@@ -47,20 +50,30 @@ class Box(NamedTuple):
 
 
 def picture(one: Round, text_of: Callable[[int], str], title: str) -> str:
-    """SVG of a round. text_of: a token id's text; title: the line below, plain text."""
+    """SVG of a round. text_of: a token id's text; title: the first line below the tree, plain text."""
     boxes = _boxes(one, text_of)
-    width = max(box.x for box in boxes) + COLUMN + MARGIN
-    height = max(box.y for box in boxes) + LINE / 2 + MARGIN + CAPTION
-    parts = [*_edges(one, boxes), *map(_box, boxes)]
-    parts.append(f'<text class="small" x="{MARGIN}" y="{height - 10:.0f}">{escape(title)}</text>')
+    bottom = max(box.y for box in boxes) + LINE / 2 + MARGIN
+    captions = [_caption(line, bottom + CAPTION * count) for count, line in enumerate((title, LEGEND), 1)]
+    width = max(max(box.x for box in boxes) + BOX_WIDTH + MARGIN, LEAST_WIDTH)
+    height = bottom + CAPTION * len(captions) + MARGIN
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">', f"<style>{STYLE}</style>", *parts, "</svg>"]
+    parts = [f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>", *_edges(one, boxes), *map(_box, boxes)]
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">', *parts, *captions, "</svg>"]
     return "\n".join(lines) + "\n"
 
 
+def _caption(line: str, y: float) -> str:
+    return f'<text class="small" x="{MARGIN}" y="{y:.0f}">{escape(line)}</text>'
+
+
 def most_telling(rounds: list[Round]) -> Round:
-    """The round whose kept path is longest; among those, one that leaves the drafter's first choices."""
-    return max(rounds, key=lambda one: (one.emitted, not bool(one.on_spine[one.path].all())))
+    """A round whose kept path leaves the drafter's first choices, if there is one: the longest, then the widest."""
+
+    def told(one: Round) -> tuple[bool, int, int]:
+        leaves = len(one.tokens) - len(set(one.parents.tolist()) - {-1})
+        return not bool(one.on_spine[one.path].all()), one.emitted, leaves
+
+    return max(rounds, key=told)
 
 
 def _boxes(one: Round, text_of: Callable[[int], str]) -> list[Box]:
@@ -118,7 +131,7 @@ def _edges(one: Round, boxes: list[Box]) -> list[str]:
 
 
 def _edge(start: Box, end: Box, style: str) -> str:
-    begin = start.x + COLUMN - 28
+    begin = start.x + BOX_WIDTH
     middle = (begin + end.x) / 2
     curve = f"M{begin:.1f} {start.y:.1f} C{middle:.1f} {start.y:.1f} {middle:.1f} {end.y:.1f} {end.x:.1f} {end.y:.1f}"
     return f'<path class="{style}" d="{curve}"/>'
@@ -126,11 +139,10 @@ def _edge(start: Box, end: Box, style: str) -> str:
 
 def _box(box: Box) -> str:
     top = box.y - BOX_HEIGHT / 2
-    width = COLUMN - 28
     return (
-        f'<rect class="{box.style}" x="{box.x:.1f}" y="{top:.1f}" width="{width}" height="{BOX_HEIGHT}" rx="6"/>'
+        f'<rect class="{box.style}" x="{box.x:.1f}" y="{top:.1f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
         f'<text x="{box.x + 7:.1f}" y="{box.y + 4.5:.1f}">{escape(box.text)}</text>'
-        f'<text class="small" x="{box.x + width - 5:.1f}" y="{box.y + 4:.1f}" text-anchor="end">{box.note}</text>'
+        f'<text class="small" x="{box.x + BOX_WIDTH - 5:.1f}" y="{box.y + 4:.1f}" text-anchor="end">{box.note}</text>'
     )
 
 

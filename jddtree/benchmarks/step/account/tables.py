@@ -10,7 +10,7 @@ from jddtree.results import Row
 
 MESH = "docs/results/mesh-h200x2.json"
 SIZE = ("stage", "tokens", "context", "routing")
-# Key of a row: heading, width and format, as in `kernels_table`.
+# Key of a row: heading, width and format, as in `jddtree.benchmarks.kernels.printing`.
 STAGES = {
     "stage": ("stage", 7, ""), "tokens": ("tokens", 6, "d"), "context": ("context", 7, "d"),
     "routing": ("routing", 7, ""), "experts": ("experts", 7, ".1f"), "time_ms": ("ms", 7, ".2f"),
@@ -31,6 +31,12 @@ MESHES = {
     "cards": ("cards", 16, ""), "tokens": ("tokens", 6, "d"), "floor_ms": ("floor ms", 8, ".2f"),
     "sums_ms": ("sums ms", 7, ".2f"), "least_ms": ("pass ms, least", 14, ".1f"), "most_ms": ("most", 5, ".1f"),
 }  # fmt: skip
+BESIDE_PEER = {
+    "tokens": ("rows", 4, "d"), "time_ms": ("ms", 6, ".2f"), "peer_ms": ("composed peer, ms", 17, ".2f"),
+    "peer_ratio": ("ratio", 5, ".2f"),
+}  # fmt: skip
+SHORT_CONTEXT = 4096
+ROWS = (1, 9, 33)
 SPLIT = {
     "stage": ("stage", 7, ""), "tokens": ("tokens", 6, "d"), "context": ("context", 7, "d"),
     "expert_layout": ("experts as", 10, ""), "time_ms": ("ms", 7, ".2f"), "floor_ms": ("floor ms", 8, ".2f"),
@@ -38,6 +44,13 @@ SPLIT = {
     "kernel_ms": ("kernels ms", 10, ".2f"), "mesh_only_percent": ("mesh only %", 11, ".1f"),
     "host_percent": ("host %", 6, ".1f"),
 }  # fmt: skip
+
+
+def shortest(rows: list[Row], peers: Sequence[Row] = ()) -> str:
+    """`stages` of what the wall clock timed at the shortest context with uniform routing."""
+    timed = [row for row in rows if "time_ms" in row and row["stage"] != "ceiling"]
+    context = min(row["context"] for row in timed)
+    return stages([row for row in timed if (row["context"], row["routing"]) == (context, "uniform")], peers)
 
 
 def stages(rows: list[Row], peers: Sequence[Row] = ()) -> str:
@@ -50,6 +63,21 @@ def stages(rows: list[Row], peers: Sequence[Row] = ()) -> str:
         {key: value for key, value in row.items() if row["stage"] != "round" or key != "kernel_ms"} for row in beside
     ]
     return "\n".join([head(STAGES), *(line(row, STAGES) for row in shown)])
+
+
+def beside_peer(rows: Sequence[Row], peers: Sequence[Row]) -> str:
+    """Passes of `ROWS` rows at a context of 4096 beside the composed pass, and how many times as fast they are.
+
+    Raises UserError for a pass that either of them lacks.
+    """
+    timed = [row for row in rows if "time_ms" in row]
+    shown = []
+    for tokens in ROWS:
+        ours, peer = (waterfall.find(some, "verify", tokens, SHORT_CONTEXT)["time_ms"] for some in (timed, peers))
+        shown.append({"tokens": tokens, "time_ms": ours, "peer_ms": peer, "peer_ratio": peer / ours})
+    ratios = [row["peer_ratio"] for row in shown]
+    said = f"A pass is {min(ratios):.1f} to {max(ratios):.1f} times as fast as the composed one."
+    return "\n".join([head(BESIDE_PEER), *(line(row, BESIDE_PEER) for row in shown), "", said])
 
 
 def peers(rows: list[Row]) -> str:

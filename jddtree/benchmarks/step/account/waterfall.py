@@ -2,9 +2,10 @@
 
 python -m jddtree.benchmarks.step.account.waterfall docs/results/step-h200.json docs/step-h200.png
 
-Everything comes from a results file of `bench step` that has both clocks. A part is a group of components; what the
-wall clock shows beyond the kernels is the part "between kernels". Floors are bytes at the peers' rate (`step_floor`);
-that of attention is the row's own, which operations may set.
+Everything comes from a results file of `bench step` that has both clocks. A part is a group of components. "other"
+is every component that no part names, with the floors of the head's product and the dense layer, which no kernel's
+name tells. What the wall clock shows beyond the kernels is the part "between kernels". Floors are bytes at the
+peers' rate (`floor.py`); that of attention is the row's own, which operations may set.
 """
 
 import argparse
@@ -26,11 +27,10 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "work list": ("work list", "sort"),
     "experts gate and up": ("experts gate_up",),
     "experts down": ("experts down",),
-    "dense layer": ("dense",),
-    "head": ("head",),
     "the benchmark's routing": ("forced routing",),
 }
-REST, BETWEEN = "other kernels", "between kernels"
+REST = "other"
+BETWEEN = "between kernels"
 COLOURS = {BETWEEN: "#bbbbbb", REST: "#d9730d"}
 BLUE, DARK = "#7fb2dd", "#1f6fb4"
 SIZE, DPI = (8.4, 4.6), 130  # inches, dots per inch
@@ -49,9 +49,9 @@ def parts(rows: Sequence[Row], tokens: int, context: int, routing: str = "unifor
     times = dict.fromkeys([*PARTS, REST], 0.0)
     for component, microseconds in verify["kernels"].items():
         times[part_of.get(component, REST)] += microseconds / 1e3
-    floors = dict.fromkeys(PARTS, 0.0)
+    floors = dict.fromkeys([*PARTS, REST], 0.0)
     for component, megabytes in card["megabytes"].items():
-        floors[part_of[component]] += 1e9 * megabytes / PEER_RATE
+        floors[part_of.get(component, REST)] += 1e9 * megabytes / PEER_RATE
     floors["attention"] = verify.get("attention_floor_ms", floors["attention"])
     times[BETWEEN] = max(verify["time_ms"] - sum(times.values()), 0.0)
     whole = sum(times.values())

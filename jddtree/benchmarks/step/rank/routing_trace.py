@@ -1,7 +1,8 @@
 """Routing as a trained router does it: recorded from the bundled micro model's trees, mapped to the experts of K2.6.
 
-routing_trace.npz holds rounds of budget 64 over the bundled prompts: tokens uint16 [rounds, rows], and experts uint8
-[rounds, MoE layers, rows, k], the micro router's choice; `jddtree.benchmarks.step.trace_recording` makes it again.
+routing_trace.npz holds rounds of budget 64 over the bundled prompts: tokens uint16 [rounds, rows], and experts
+uint8 [rounds, MoE layers, rows, k], the micro router's choice; `python -m jddtree.benchmarks.step.trace_recording`
+makes it again.
 
 The mapping keeps what rows share. An expert of the micro model stands for a block of experts, 24 of K2.6's 384, and a
 row takes two of each of its four blocks; which two follows from its token and the layer, so that rows of one token and
