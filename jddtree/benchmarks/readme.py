@@ -69,6 +69,7 @@ MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
     "docs/results/step-h200.json one pass": lambda rows: step_table.parts(rows, 33, 4096),
     "docs/results/step-h200.json one pass, long context": lambda rows: step_table.parts(rows, 33, 131072),
     **{f"docs/results/step-mesh-h200x{count}.json": step_table.split for count in (2, 8)},
+    "docs/results/step-routing-h200.json": step_table.routings,
     "docs/results/step-h200.json eight cards": lambda rows: step_table.eight_cards(rows, ROOT),
 }
 

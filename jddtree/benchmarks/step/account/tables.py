@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jddtree.benchmarks.kernels.printing import head, line
 from jddtree.benchmarks.step.account import extrapolation, waterfall
-from jddtree.results import Row
+from jddtree.results import Row, table
 
 MESH = "docs/results/mesh-h200x2.json"
 SIZE = ("stage", "tokens", "context", "routing")
@@ -116,3 +116,9 @@ def roofline(rows: list[Row]) -> str:
     ]
     made.append({"component": "floor, ms"} | {str(row["tokens"]): row["floor_ms"] for row in chosen})
     return "\n".join([head(columns), *(line(row, columns) for row in made)])
+
+
+def routings(rows: Sequence[Row]) -> str:
+    """Verify passes whose rows choose experts in other ways than uniformly."""
+    passes = [row for row in rows if row["stage"] == "verify"]
+    return table(passes, {"tokens": "d", "routing": "", "time_ms": ".2f", "floor_ms": ".2f", "ratio": ".2f"})
