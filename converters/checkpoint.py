@@ -1,10 +1,10 @@
 """A Hugging Face checkpoint folder: which tensor lies where, and its bytes without a copy.
 
-The folder holds `model.safetensors.index.json` with its shards, or one `model.safetensors`, or several shards without
-an index (those named model*, if there are such). The index may name shards in folders of the folder, but none outside
-(`converters.file_names`). Headers are read when the folder is opened and every shard's size is checked then; data is
-memory-mapped at the first read. Format: https://github.com/huggingface/safetensors (header length in 8 bytes, JSON
-header, data); the library of that name has the last word on a header.
+The folder holds `model.safetensors.index.json` with its shards, or one `model.safetensors`, or several shards
+without an index (those named model*, if there are such). The index may name shards in folders of the folder,
+but none outside (`converters.file_names`). Headers are read when the folder is opened and every shard's size
+is checked then; data is memory-mapped at the first read. Format: https://github.com/huggingface/safetensors
+(header length in 8 bytes, JSON header, data); the library of that name has the last word on a header.
 
 Also here: what every converter reports, and the one error that lists all differences to what a model needs.
 """
@@ -38,7 +38,9 @@ Specification = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Index:
-    """The index file. weight_map: tensor name to shard. total_size: bytes of all tensors, None where not given."""
+    """The index file. weight_map: tensor name to shard. total_size: bytes of all tensors, None where not
+    given.
+    """
 
     weight_map: Mapping[str, str]
     total_size: int | None
@@ -49,7 +51,8 @@ class Report:
     """What a load did.
 
     tensors, file_bytes: read from `files`. parameters: weights; an INT4 one counts as one, scales as none.
-    memory_bytes: of the result. skipped_*: tensors of parts that are not used (vision). notes: harmless oddities.
+    memory_bytes: of the result. skipped_*: tensors of parts that are not used (vision). notes: harmless
+    oddities.
     """
 
     files: tuple[str, ...]
@@ -65,8 +68,8 @@ class Report:
 class Checkpoint:
     """Tensors of one folder by name.
 
-    Raises UserError when the folder, a shard or a tensor that the index names is missing, when a shard is shorter than
-    its header says, and when a header is not one. A wrong total_size in the index is only noted.
+    Raises UserError when the folder, a shard or a tensor that the index names is missing, when a shard is
+    shorter than its header says, and when a header is not one. A wrong total_size in the index is only noted.
     """
 
     def __init__(self, directory: Path):
@@ -92,7 +95,9 @@ class Checkpoint:
         return flat.reshape(entry.shape)
 
     def position(self, name: str) -> tuple[int, int]:
-        """Where the tensor begins: number of its shard, byte in it. Reading in this order reads every file once."""
+        """Where the tensor begins: number of its shard, byte in it. Reading in this order reads every file
+        once.
+        """
         entry = self.entries[name]
         return self._numbers[entry.shard], entry.begin
 
@@ -111,12 +116,14 @@ class Checkpoint:
             unnamed = [name for name in found if self.index.weight_map.get(name) != shard]
             if unnamed:
                 raise UserError(
-                    f"{self.directory / shard} holds {_listed(unnamed)}, which {INDEX_NAME} does not place there; "
+                    f"{self.directory / shard} holds {_listed(unnamed)}, which {INDEX_NAME} does not "
+                    "place there; "
                     "download the index and the shard again"
                 )
         elif twice := [name for name in found if name in self.entries]:
             raise UserError(
-                f"{self.directory / shard} holds {_listed(twice)}, which {self.entries[twice[0]].shard} holds too; "
+                f"{self.directory / shard} holds {_listed(twice)}, which {self.entries[twice[0]].shard} "
+                "holds too; "
                 "keep the shards of one checkpoint in the folder"
             )
         self.entries |= found
@@ -127,13 +134,16 @@ class Checkpoint:
         lost = [name for name in self.index.weight_map if name not in self.entries]
         if lost:
             raise UserError(
-                f"{self.directory / self.index.weight_map[lost[0]]} does not hold {_listed(lost)}, which {INDEX_NAME} "
+                f"{self.directory / self.index.weight_map[lost[0]]} does not hold {_listed(lost)}, which "
+                f"{INDEX_NAME} "
                 "places there; download the index and the shard again"
             )
         found = sum(entry.nbytes for entry in self.entries.values())
         if self.index.total_size in (None, found):
             return ()
-        return (f"{INDEX_NAME}: total_size is {self.index.total_size} bytes, but the tensors have {found} bytes",)
+        return (
+            f"{INDEX_NAME}: total_size is {self.index.total_size} bytes, but the tensors have {found} bytes",
+        )
 
 
 def read_index(directory: Path) -> Index | None:
@@ -146,12 +156,19 @@ def read_index(directory: Path) -> Index | None:
         return None
     values = read_json(path)
     weights, metadata = values.get("weight_map"), values.get("metadata")
-    if not isinstance(weights, dict) or not weights or not all(type(shard) is str for shard in weights.values()):
-        raise UserError(f"{path}: field 'weight_map' does not map tensor names to shards; download the index again")
+    if (
+        not isinstance(weights, dict)
+        or not weights
+        or not all(type(shard) is str for shard in weights.values())
+    ):
+        raise UserError(
+            f"{path}: field 'weight_map' does not map tensor names to shards; download the index again"
+        )
     for shard in sorted(set(weights.values())):
         if not inside(shard):
             raise UserError(
-                f"{path}: field 'weight_map' names the shard {shard[:80]!r}, which is no file inside the folder; "
+                f"{path}: field 'weight_map' names the shard {shard[:80]!r}, which is no file inside the "
+                "folder; "
                 "download the index again"
             )
     size: Any = metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -208,7 +225,8 @@ def _shard_names(directory: Path, index: Index | None) -> tuple[str, ...]:
         lost = [name for name in names if not os.path.isfile(directory / name)]
         if lost:
             raise UserError(
-                f"{directory} lacks {len(lost)} of the {len(names)} shards that {INDEX_NAME} names: {_listed(lost)}; "
+                f"{directory} lacks {len(lost)} of the {len(names)} shards that {INDEX_NAME} names: "
+                f"{_listed(lost)}; "
                 "download them"
             )
         return tuple(names)
@@ -220,5 +238,7 @@ def _shard_names(directory: Path, index: Index | None) -> tuple[str, ...]:
         raise UserError(f"{directory} has no .safetensors file; give the folder of a Hugging Face checkpoint")
     totals = {int(match[1]) for name in names if (match := re.search(r"-of-(\d+)\.safetensors$", name))}
     if totals and totals != {len(names)}:
-        raise UserError(f"{directory} has {len(names)} shards of {max(totals)}; download the others, or {INDEX_NAME}")
+        raise UserError(
+            f"{directory} has {len(names)} shards of {max(totals)}; download the others, or {INDEX_NAME}"
+        )
     return tuple(names)

@@ -1,7 +1,8 @@
 """DFlash (v1) drafter: its parameter table, and Hugging Face tensors to its arrays.
 
-Names may carry the prefix `model.`; one or more shards. A drafter of another kind is refused by what it is called.
-Tensor names and shapes: the published Kimi drafters; embedding and head are the target's and not in the folder.
+Names may carry the prefix `model.`; one or more shards. A drafter of another kind is refused by what it is
+called. Tensor names and shapes: the published Kimi drafters; embedding and head are the target's and not in
+the folder.
 """
 
 from collections.abc import Mapping
@@ -104,10 +105,10 @@ def load_drafter(
 ) -> tuple[dict[str, Array], Report]:
     """Read a drafter folder into the arrays of `drafter_parameters(config)`, by dotted path.
 
-    dtype: of all arrays, ml_dtypes.bfloat16 or numpy.float32; tensors may be bfloat16 or float32.
-    progress: called with (bytes done, bytes in all).
-    Raises UserError for a broken folder (`Checkpoint`), another kind of drafter, an `fc` for another number of taps,
-    and one that lists all tensors that are missing, unexpected, of the wrong shape or type.
+    dtype: of all arrays, ml_dtypes.bfloat16 or numpy.float32; tensors may be bfloat16 or float32. progress:
+    called with (bytes done, bytes in all). Raises UserError for a broken folder (`Checkpoint`), another kind
+    of drafter, an `fc` for another number of taps, and one that lists all tensors that are missing,
+    unexpected, of the wrong shape or type.
     """
     reader = DFlashReader(directory, config)
     return read_all(reader, dtype, progress=progress), reader.report(dtype)
@@ -162,7 +163,9 @@ class DFlashReader:
         entries = self.checkpoint.entries
         size = sum(entry.nbytes for entry in entries.values())
         memory, parameters = memory_bytes(self.table, dtype), count_weights(self.table)
-        return Report(self.checkpoint.shards, len(entries), parameters, size, memory, notes=self.checkpoint.notes)
+        return Report(
+            self.checkpoint.shards, len(entries), parameters, size, memory, notes=self.checkpoint.notes
+        )
 
 
 def _names(path: str, config: DFlashConfig) -> list[tuple[int | None, str]]:
@@ -188,14 +191,20 @@ def _check_taps(checkpoint: Checkpoint, prefix: str, config: DFlashConfig) -> No
     taps, width = len(config.target_layer_ids), len(config.target_layer_ids) * config.hidden_size
     if entry is not None and len(entry.shape) == 2 and entry.shape[1] != width:
         raise UserError(
-            f"{checkpoint.directory}: fc.weight has {entry.shape[1]} columns, but the {taps} target_layer_ids of "
-            f"config.json need {width} ({taps} x hidden_size {config.hidden_size}); give the config of this drafter"
+            f"{checkpoint.directory}: fc.weight has {entry.shape[1]} columns, but the {taps} "
+            "target_layer_ids of "
+            f"config.json need {width} ({taps} x hidden_size {config.hidden_size}); give the config of "
+            "this drafter"
         )
 
 
 def _recognises(values: Mapping[str, Any]) -> bool:
-    """Whatever calls itself a drafter; the variants that DFlash v1 is not are refused by name when it is read"""
-    return "dflash_config" in values or any("Draft" in str(name) for name in values.get("architectures") or [])
+    """Whatever calls itself a drafter; the variants that DFlash v1 is not are refused by name when it is
+    read
+    """
+    return "dflash_config" in values or any(
+        "Draft" in str(name) for name in values.get("architectures") or []
+    )
 
 
 def _whole(config: DFlashConfig) -> dict[str, int]:

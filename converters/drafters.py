@@ -33,11 +33,11 @@ class MakeReader(Protocol):
 class Format:
     """The folders of one kind of drafter. Functions of its configuration take it as their only argument.
 
-    recognises: whether the values of a config.json are such a drafter's. config: the configuration of a folder, by its
-    path and switches of its own; raises UserError for what is not supported. parameters: its table, by dotted path.
-    tensors: Hugging Face name, without `prefix`, to (safetensors dtype, shape). reader: of the folder's tensors.
-    whole: counts that a mesh must divide, by field name. cached_numbers: that a token of context takes in the draft
-    state. note: what a reader of memory sizes should know.
+    recognises: whether the values of a config.json are such a drafter's. config: the configuration of a
+    folder, by its path and switches of its own; raises UserError for what is not supported. parameters: its
+    table, by dotted path. tensors: Hugging Face name, without `prefix`, to (safetensors dtype, shape).
+    reader: of the folder's tensors. whole: counts that a mesh must divide, by field name. cached_numbers:
+    that a token of context takes in the draft state. note: what a reader of memory sizes should know.
     """
 
     recognises: Callable[[Mapping[str, Any]], bool]
@@ -59,10 +59,13 @@ def is_drafter(values: Mapping[str, Any]) -> bool:
 def read_config(folder: Path, **switches: Any) -> DrafterConfig:
     """The configuration of a drafter's folder. switches: those of its kind's reader.
 
-    A folder of no known kind is read as one of the last kind, whose error says what it lacks. Raises UserError.
+    A folder of no known kind is read as one of the last kind, whose error says what it lacks. Raises
+    UserError.
     """
     if without_folder(folder) is not None:
-        raise UserError(f"{folder} is a drafter without weights, so there is no folder to read; give the path of one")
+        raise UserError(
+            f"{folder} is a drafter without weights, so there is no folder to read; give the path of one"
+        )
     formats = _formats()
     values = read_json(Path(folder) / "config.json")
     form = next((form for form in formats if form.recognises(values)), formats[-1])

@@ -1,7 +1,7 @@
 """Kimi K2.6: Hugging Face tensors to the target's arrays.
 
-`KimiReader` gives any slice of any array straight from the files; `load_target` fills whole arrays in host memory with
-it. What changes on the way (`jddtree.models.parameters` says why):
+`KimiReader` gives any slice of any array straight from the files; `load_target` fills whole arrays in host
+memory with it. What changes on the way (`jddtree.models.parameters` says why):
 * rotary rows of q_b and kv_a go from interleaved pairs to half-split order;
 * kv_b splits, inside each head, into k_up (first rows) and v_up;
 * packed experts go to tile order (`converters.packing`) and stay INT4.
@@ -14,22 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from converters.checkpoint import (
-    Array,
-    Checkpoint,
-    Entry,
-    Progress,
-    Report,
-    differences,
-    mismatch,
-    phrase,
-)
-from converters.packing import (
-    pack_down_scales,
-    pack_down_words,
-    pack_gate_up_scales,
-    pack_gate_up_words,
-)
+from converters.checkpoint import Array, Checkpoint, Entry, Progress, Report, differences, mismatch, phrase
+from converters.packing import pack_down_scales, pack_down_words, pack_gate_up_scales, pack_gate_up_words
 from converters.pieces import (
     EXPERTS,
     STORED,
@@ -105,10 +91,10 @@ def load_target(
 ) -> tuple[dict[str, Array], Report]:
     """Read a checkpoint folder into the arrays of `target_parameters(config)`, by dotted path.
 
-    dtype: of the "compute" arrays, ml_dtypes.bfloat16 or numpy.float32.
-    progress: called with (bytes done, bytes in all) of the tensors that are read.
-    Raises UserError for a broken folder (`Checkpoint`), one that lists all tensors that are missing, unexpected, of the
-    wrong shape or type, unpacked experts and packed other weights, and one for a `weight_shape` that contradicts them.
+    dtype: of the "compute" arrays, ml_dtypes.bfloat16 or numpy.float32. progress: called with (bytes done,
+    bytes in all) of the tensors that are read. Raises UserError for a broken folder (`Checkpoint`), one that
+    lists all tensors that are missing, unexpected, of the wrong shape or type, unpacked experts and packed
+    other weights, and one for a `weight_shape` that contradicts them.
     """
     reader = KimiReader(directory, config)
     return read_all(reader, dtype, progress=progress), reader.report(dtype)
@@ -165,9 +151,14 @@ class KimiReader:
         found = [
             block
             for path, tensor in GLOBAL_NAMES.items()
-            for block in row_blocks(self.checkpoint, (path,), 0, self.prefix + tensor, self.table[path].shape[0])
+            for block in row_blocks(
+                self.checkpoint, (path,), 0, self.prefix + tensor, self.table[path].shape[0]
+            )
         ]
-        for kind, layers in (("dense", self.config.first_k_dense_replace), ("moe", self.config.num_moe_layers)):
+        for kind, layers in (
+            ("dense", self.config.first_k_dense_replace),
+            ("moe", self.config.num_moe_layers),
+        ):
             for piece in range(layers):
                 found += self._layer_blocks(kind, piece)
         return found
@@ -177,7 +168,9 @@ class KimiReader:
         if not block.paths[0].startswith(EXPERTS):
             return []
         start = f"{self.prefix}model.layers.{self._layer('moe', block.piece)}.mlp.experts."
-        names = (f"{start}{expert}.{name}." for expert in range(block.start, block.stop) for name in PROJECTIONS)
+        names = (
+            f"{start}{expert}.{name}." for expert in range(block.start, block.stop) for name in PROJECTIONS
+        )
         return [text for name in names for text in self._wrong_shape(name)]
 
     def report(self, dtype: npt.DTypeLike) -> Report:
@@ -274,12 +267,18 @@ def _expert_tensors(config: TargetConfig, start: str) -> dict[str, tuple[str, tu
 def _faults(text: Mapping[str, Entry], expected: dict[str, tuple[str, tuple[int, ...]]]) -> list[str]:
     """Every difference; a weight that is packed or not, against expectation, is named as that."""
     unpacked = [name for name in text if name not in expected and name + "_packed" in expected]
-    packed = [name for name in text if name.endswith(".weight_packed") and name.removesuffix("_packed") in expected]
+    packed = [
+        name for name in text if name.endswith(".weight_packed") and name.removesuffix("_packed") in expected
+    ]
     phrases = []
     if unpacked:
-        phrases.append(phrase("of routed experts not packed (INT4 needs .weight_packed, found .weight)", unpacked))
+        phrases.append(
+            phrase("of routed experts not packed (INT4 needs .weight_packed, found .weight)", unpacked)
+        )
     if packed:
-        phrases.append(phrase("packed, though only routed experts may be (needs .weight in bfloat16)", packed))
+        phrases.append(
+            phrase("packed, though only routed experts may be (needs .weight in bfloat16)", packed)
+        )
     bases = {name.rpartition(".")[0] for name in (*unpacked, *packed)}
     parts = {f"{base}.{part}" for base in bases for part in ("weight", *PACKED)}
     phrases += differences(

@@ -1,21 +1,22 @@
 """INT4 expert weights: Hugging Face words to the store's tile-major layout. NumPy only and lossless.
 
-Hugging Face: `words` int32 or uint32, eight columns a word, column 8j + c at bits 4c of word j; `scale` bfloat16 (or
-its uint16 bits), one per row and group of 32 columns.
+Hugging Face: `words` int32 or uint32, eight columns a word, column 8j + c at bits 4c of word j; `scale`
+bfloat16 (or its uint16 bits), one per row and group of 32 columns.
   gate, up  words [E, I, H/8], scale [E, I, H/32]
   down      words [E, H, I/8], scale [E, H, I/32]
 
-Store: a unit is 32 rows. Per unit and group of 32 columns, lane 4g + t of a warp owns four words: rows 4g + i (i =
-0..3), columns 8t..8t+7 of the group. Inside a word nibble j is column 2j and nibble j + 4 is column 2j + 1.
-  gate_up        int32 [E, I/32, H/32, 256]  last axis (u, g, t, i): u = 0 holds 32 gate rows, u = 1 the same up rows
-  gate_up_scale  int32 [E, I/32, H/32, 32]   last axis row: low half the gate scale, high half the up scale
-  down           int32 [E, H/32, I/32, 128]  last axis (g, t, i)
-  down_scale     int32 [E, H/32, I/64, 32]   last axis row: low half the even column group, high half the odd one
-A slice of intermediate columns is a slice of axis 1 of the gate_up arrays and of axis 2 of the down arrays; whole
-multiples of 64 columns, since a word of down_scale holds two groups.
+Store: a unit is 32 rows. Per unit and group of 32 columns, lane 4g + t of a warp owns four words: rows 4g + i
+(i = 0..3), columns 8t..8t+7 of the group. Inside a word nibble j is column 2j and nibble j + 4 is column 2j +
+1.
+  gate_up        int32 [E, I/32, H/32, 256]  last axis (u, g, t, i): u = 0 holds 32 gate rows, u = 1 the same
+  up rows gate_up_scale  int32 [E, I/32, H/32, 32]   last axis row: low half the gate scale, high half the up
+  scale down           int32 [E, H/32, I/32, 128]  last axis (g, t, i) down_scale     int32 [E, H/32, I/64,
+  32]   last axis row: low half the even column group, high half the odd one A slice of intermediate columns
+  is a slice of axis 1 of the gate_up arrays and of axis 2 of the down arrays; whole multiples of 64 columns,
+  since a word of down_scale holds two groups.
 
-E is any number of experts. `out` is a preallocated C-contiguous array, whose shape says how many tiles there are; all
-sizes are whole units and groups. ValueError: scales are not of 16 bits.
+E is any number of experts. `out` is a preallocated C-contiguous array, whose shape says how many tiles there
+are; all sizes are whole units and groups. ValueError: scales are not of 16 bits.
 """
 
 import numpy as np
@@ -31,7 +32,9 @@ SWAP_BYTES = (8, 0x0000FF00)
 
 
 def pack_gate_up_words(gate: Array, up: Array, out: Array) -> None:
-    """The words alone, of whole units and groups: gate and up [E, N, K/8] -> out int32 [E, N/32, K/32, 256]."""
+    """The words alone, of whole units and groups: gate and up [E, N, K/8] -> out int32 [E, N/32, K/32,
+    256].
+    """
     tiles, groups = _tiles(out)
     by_unit = out.view(np.uint32).reshape(tiles, groups, 2, 8, 4, 4)
     for unit, source in enumerate((gate, up)):
@@ -53,14 +56,18 @@ def pack_down_words(words: Array, out: Array) -> None:
 
 
 def pack_down_scales(scale: Array, out: Array) -> None:
-    """The scales alone, of whole units and pairs of groups: [E, N, K/32] of 16 bits -> int32 [E, N/32, K/64, 32]."""
+    """The scales alone, of whole units and pairs of groups: [E, N, K/32] of 16 bits -> int32 [E, N/32, K/64,
+    32].
+    """
     tiles, pairs = _tiles(out)
     halves = out.view(np.uint16).reshape(tiles, pairs, 32, 2)
     np.copyto(halves, _bits(scale).reshape(tiles, 32, pairs, 2).swapaxes(1, 2))
 
 
 def _pack_unit(words: Array, out: Array) -> None:
-    """words [E, N, K/8] -> out uint32 [tiles, K/32, g 8, t 4, i 4], a view whose last three axes are contiguous."""
+    """words [E, N, K/8] -> out uint32 [tiles, K/32, g 8, t 4, i 4], a view whose last three axes are
+    contiguous.
+    """
     tiles, groups = out.shape[:2]
     source = _contiguous(words).view(np.uint32).reshape(tiles, 8, 4, groups, 4)  # tile, g, i, group, t
     step = max(1, TILE_BYTES // (UNIT_ROWS * groups * 16))

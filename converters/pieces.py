@@ -1,10 +1,13 @@
-"""How parameter arrays are cut into pieces, and what reads them: the ground on which loading and converting stand.
+"""How parameter arrays are cut into pieces, and what reads them: the ground on which loading and converting
+stand.
 
-A piece is what one layer holds of one parameter; a parameter without layers is one piece. `Layout` says how many there
-are, their shape, and how they make up the array of `jddtree.models.parameters`. A `Reader` fills any slice of any piece
-into memory that the caller gives: one reads Hugging Face tensors (kimi, dflash), one reads a store.
+A piece is what one layer holds of one parameter; a parameter without layers is one piece. `Layout` says how
+many there are, their shape, and how they make up the array of `jddtree.models.parameters`. A `Reader` fills
+any slice of any piece into memory that the caller gives: one reads Hugging Face tensors (kimi, dflash), one
+reads a store.
 
-Reading tensors, a `Block` is the unit of work: some rows of one piece, with the bytes of the files that they come from.
+Reading tensors, a `Block` is the unit of work: some rows of one piece, with the bytes of the files that they
+come from.
 """
 
 import math
@@ -26,7 +29,11 @@ from jddtree.models.parameters import Parameter
 EXPERTS = "experts."
 BLOCK_BYTES = 32 << 20  # of a block that may be cut anywhere: large reads, little memory
 PREFETCH_BYTES = 1 << 20  # Linux reads no more than this at one request
-STORED: Mapping[str, npt.DTypeLike] = {"compute": ml_dtypes.bfloat16, "float32": np.float32, "int32": np.int32}
+STORED: Mapping[str, npt.DTypeLike] = {
+    "compute": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "int32": np.int32,
+}
 
 Index = tuple[slice, ...]
 Table = Mapping[str, Parameter]
@@ -36,7 +43,8 @@ Table = Mapping[str, Parameter]
 class Layout:
     """The pieces of one parameter.
 
-    stacked: pieces stand along an axis of their own in front; otherwise the first axis is that of all pieces together.
+    stacked: pieces stand along an axis of their own in front; otherwise the first axis is that of all pieces
+    together.
     """
 
     count: int
@@ -55,7 +63,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows start to stop (along the piece's first axis) of one piece of each of `paths`, and the bytes they need."""
+    """Rows start to stop (along the piece's first axis) of one piece of each of `paths`, and the bytes they
+    need.
+    """
 
     paths: tuple[str, ...]
     piece: int
@@ -75,7 +85,9 @@ class Block:
 
 
 class Reader(Protocol):
-    """Slices of the pieces of all parameters in `table`, by dotted path. Reading from several threads is safe."""
+    """Slices of the pieces of all parameters in `table`, by dotted path. Reading from several threads is
+    safe.
+    """
 
     @property
     def table(self) -> Table:
@@ -85,7 +97,8 @@ class Reader(Protocol):
         """In what type the values are kept; nothing is lost in it."""
 
     def fill(self, path: str, piece: int, index: Index, out: Array) -> None:
-        """Write the slice `index` (one slice of step 1 per axis of the piece) into `out`, cast to the type of `out`.
+        """Write the slice `index` (one slice of step 1 per axis of the piece) into `out`, cast to the type of
+        `out`.
 
         INT4 words and scales need a C-contiguous int32 `out`.
         """
@@ -148,7 +161,9 @@ def count_weights(table: Table) -> int:
     )
 
 
-def row_blocks(checkpoint: Checkpoint, paths: tuple[str, ...], piece: int, tensor: str, rows: int) -> Iterator[Block]:
+def row_blocks(
+    checkpoint: Checkpoint, paths: tuple[str, ...], piece: int, tensor: str, rows: int
+) -> Iterator[Block]:
     """Blocks of pieces whose `rows` rows come from the rows of one tensor, in order and equally many each."""
     size = checkpoint.entries[tensor].nbytes
     shard, first = checkpoint.position(tensor)
@@ -162,8 +177,8 @@ def row_blocks(checkpoint: Checkpoint, paths: tuple[str, ...], piece: int, tenso
 def map_rows(checkpoint: Checkpoint, name: str, start: int = 0, stop: int | None = None) -> Array:
     """Rows of a tensor as a read-only view of a memory map that goes when the view does.
 
-    So resident memory is only what is in use, unlike with `Checkpoint.read`, whose maps stay. All of it is asked for at
-    once, which keeps the disk reading ahead in order.
+    So resident memory is only what is in use, unlike with `Checkpoint.read`, whose maps stay. All of it is
+    asked for at once, which keeps the disk reading ahead in order.
     """
     entry = checkpoint.entries[name]
     rows = entry.shape[0]
@@ -173,11 +188,15 @@ def map_rows(checkpoint: Checkpoint, name: str, start: int = 0, stop: int | None
     with open(checkpoint.directory / entry.shard, "rb", buffering=0) as file:
         prefetch(file.fileno(), base, end)
         view = mmap.mmap(file.fileno(), end - base, access=mmap.ACCESS_READ, offset=base)
-    return np.frombuffer(view, dtype, (end - begin) // dtype.itemsize, begin - base).reshape(-1, *entry.shape[1:])
+    return np.frombuffer(view, dtype, (end - begin) // dtype.itemsize, begin - base).reshape(
+        -1, *entry.shape[1:]
+    )
 
 
 def prefetch(descriptor: int, begin: int, end: int) -> None:
-    """Ask the kernel to read these bytes of an open file, without waiting; does nothing where there is no such call."""
+    """Ask the kernel to read these bytes of an open file, without waiting; does nothing where there is no
+    such call.
+    """
     if not hasattr(os, "posix_fadvise"):
         return
     for start in range(begin, end, PREFETCH_BYTES):
@@ -214,7 +233,9 @@ def read_all(
 
 
 def check_values(reader: TensorReader) -> None:
-    """Raise UserError that lists every tensor whose value contradicts the others; `read_all` does that too."""
+    """Raise UserError that lists every tensor whose value contradicts the others; `read_all` does that
+    too.
+    """
     with ThreadPoolExecutor(workers()) as pool:
         found = pool.map(reader.wrong, in_file_order(reader.blocks()))
         refuse(reader.checkpoint.directory, [text for texts in found for text in texts])

@@ -1,8 +1,8 @@
 """From a `Reader` (a store, or Hugging Face folders) onto devices: every device gets only its slice.
 
-The only module here that uses JAX. Each process reads what its own devices hold, once for devices that hold the same.
-A slice up to HOST_BYTES is read whole and moved; a larger one is made on the device and filled in place, in chunks of
-at most CHUNK_BYTES, so host memory stays at a few chunks however large the model is.
+The only module here that uses JAX. Each process reads what its own devices hold, once for devices that hold
+the same. A slice up to HOST_BYTES is read whole and moved; a larger one is made on the device and filled in
+place, in chunks of at most CHUNK_BYTES, so host memory stays at a few chunks however large the model is.
 """
 
 import math
@@ -68,16 +68,18 @@ def load_arrays(
 ) -> dict[str, jax.Array]:
     """The arrays of `reader.table`, by dotted path, on this process's devices.
 
-    dtype: of the "compute" arrays. sharding_of: sharding of each array, by path and parameter; None puts all on the
-    first device. placed: the table as the devices hold it (`jddtree.models.partition.on_mesh`), where it differs from
-    `reader.table`: axes may be longer, which is filled with zeros, and `experts.*` may be [layers, experts, ...].
-    progress: called with (bytes done, bytes in all) of this process's slices, from one thread at a time.
-    Raises UserError for an axis that the sharding does not divide.
+    dtype: of the "compute" arrays. sharding_of: sharding of each array, by path and parameter; None puts all
+    on the first device. placed: the table as the devices hold it (`jddtree.models.partition.on_mesh`), where
+    it differs from `reader.table`: axes may be longer, which is filled with zeros, and `experts.*` may be
+    [layers, experts, ...]. progress: called with (bytes done, bytes in all) of this process's slices, from
+    one thread at a time. Raises UserError for an axis that the sharding does not divide.
     """
     placed = placed or reader.table
     shardings = {path: _sharding(sharding_of, path, entry) for path, entry in placed.items()}
     work = [part for path, sharding in shardings.items() for part in _slices(placed, path, sharding)]
-    work.sort(key=lambda part: -_nbytes(placed, part, dtype))  # long ones first: none is left to the end alone
+    work.sort(
+        key=lambda part: -_nbytes(placed, part, dtype)
+    )  # long ones first: none is left to the end alone
     meter = _Meter(progress, sum(_nbytes(placed, part, dtype) for part in work))
     held: dict[str, list[jax.Array]] = {path: [] for path in shardings}
     with ThreadPoolExecutor(SLICES) as pool, ThreadPoolExecutor(workers()) as readers:
@@ -90,7 +92,9 @@ def load_arrays(
     }
 
 
-def device_bytes(table: Table, dtype: npt.DTypeLike, sharding_of: ShardingOf | None = None) -> dict[jax.Device, int]:
+def device_bytes(
+    table: Table, dtype: npt.DTypeLike, sharding_of: ShardingOf | None = None
+) -> dict[jax.Device, int]:
     """Bytes of all arrays of a table (as the devices hold it) on each of this process's devices."""
     needed: dict[jax.Device, int] = {}
     for path, entry in table.items():
@@ -107,7 +111,8 @@ def require_memory(
     reserve: int = 0,
     stats_of: Callable[[jax.Device], Mapping[str, int] | None] = lambda device: device.memory_stats(),
 ) -> None:
-    """Raise UserError when some device has too little free memory; devices that do not tell are taken to have enough.
+    """Raise UserError when some device has too little free memory; devices that do not tell are taken to have
+    enough.
 
     needed: of `device_bytes`, one of each part to load. reserve: bytes to leave for cache and computation.
     """
@@ -129,7 +134,9 @@ def require_memory(
 
 
 def chunks(cut: Layout, bounds: Index, chunk_bytes: int, itemsize: int) -> Iterator[Chunk]:
-    """Cut the slice `bounds` of a whole array into chunks of one piece, of at most `chunk_bytes` or one row."""
+    """Cut the slice `bounds` of a whole array into chunks of one piece, of at most `chunk_bytes` or one
+    row.
+    """
     axis = 1 if cut.stacked else 0
     rest = tuple(slice(0, bound.stop - bound.start) for bound in bounds[axis + 1 :])
     row = math.prod(side.stop for side in rest) * itemsize
@@ -158,7 +165,9 @@ def _segments(cut: Layout, bounds: Index) -> Iterator[tuple[int, int, int, int]]
 
 
 def _even_step(rows: int, most: int) -> int:
-    """At most `most`; a divisor of `rows` where one is near, as chunks of every other shape are compiled once more."""
+    """At most `most`; a divisor of `rows` where one is near, as chunks of every other shape are compiled once
+    more.
+    """
     return next((step for step in range(min(rows, most), most // 2, -1) if rows % step == 0), most)
 
 
@@ -174,13 +183,16 @@ def _slices(table: Table, path: str, sharding: jax.sharding.Sharding) -> list[_S
     try:
         sharding.shard_shape(shape)
     except ValueError as error:
-        raise UserError(f"{path} {list(shape)} cannot be split like this ({error}); use another mesh") from None
+        raise UserError(
+            f"{path} {list(shape)} cannot be split like this ({error}); use another mesh"
+        ) from None
     holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         bounds = tuple(part.indices(size)[:2] for part, size in zip(index or (), shape, strict=True))
         holders.setdefault(bounds, []).append(device)
     return [
-        _Slice(path, tuple(slice(*bound) for bound in bounds), tuple(devices)) for bounds, devices in holders.items()
+        _Slice(path, tuple(slice(*bound) for bound in bounds), tuple(devices))
+        for bounds, devices in holders.items()
     ]
 
 
@@ -204,14 +216,18 @@ class _Meter:
 class _Loader:
     """Loads one slice; chunks are read by `readers`, AHEAD of them before they are wanted."""
 
-    def __init__(self, reader: Reader, part: _Slice, dtype: npt.DTypeLike, readers: ThreadPoolExecutor, meter: _Meter):
+    def __init__(
+        self, reader: Reader, part: _Slice, dtype: npt.DTypeLike, readers: ThreadPoolExecutor, meter: _Meter
+    ):
         self.reader, self.part, self.readers, self.meter = reader, part, readers, meter
         parameter, cut = reader.table[part.path], layout(reader.table, part.path)
         self.kind = in_memory(parameter, dtype)
         self.stacked = cut.stacked or len(part.bounds) > len(parameter.shape)
         self.size = math.prod(part.shape) * self.kind.itemsize
         shape = (cut.count, *cut.shape) if self.stacked else parameter.shape
-        real = tuple(slice(min(b.start, size), min(b.stop, size)) for b, size in zip(part.bounds, shape, strict=True))
+        real = tuple(
+            slice(min(b.start, size), min(b.stop, size)) for b, size in zip(part.bounds, shape, strict=True)
+        )
         self.chunks = list(chunks(replace(cut, stacked=self.stacked), real, CHUNK_BYTES, self.kind.itemsize))
 
     def load(self) -> list[jax.Array]:
@@ -236,7 +252,9 @@ class _Loader:
         for chunk, host in self._ahead():
             starts = np.array([side.start for side in chunk.place], np.int32)
             for number, device in enumerate(self.part.devices):
-                arrays[number] = jax.block_until_ready(_put_part(arrays[number], jax.device_put(host, device), starts))
+                arrays[number] = jax.block_until_ready(
+                    _put_part(arrays[number], jax.device_put(host, device), starts)
+                )
             self.meter.add(host.nbytes)
         return arrays
 

@@ -1,7 +1,9 @@
-"""Random tensors of a checkpoint by name and shape, and safetensors shards written without holding one in memory.
+"""Random tensors of a checkpoint by name and shape, and safetensors shards written without holding one in
+memory.
 
-Values have the sizes that trained ones have: weights of variance 1 / fan-in, norms near one, INT4 words of all sixteen
-values with scales that give the same variance. A tensor's bytes depend on the seed, its name, type and shape alone.
+Values have the sizes that trained ones have: weights of variance 1 / fan-in, norms near one, INT4 words of
+all sixteen values with scales that give the same variance. A tensor's bytes depend on the seed, its name,
+type and shape alone.
 """
 
 import json
@@ -49,8 +51,8 @@ def write_shards(
 ) -> None:
     """Write tensors, in their order, to `shards` files of about equal size, with the index.
 
-    One shard is called model.safetensors and has no index, as the published drafters. progress: called with (bytes
-    done, bytes in all).
+    One shard is called model.safetensors and has no index, as the published drafters. progress: called with
+    (bytes done, bytes in all).
     """
     groups = _split(tensors, shards)
     names = [f"model-{number:05}-of-{len(groups):06}.safetensors" for number in range(1, len(groups) + 1)]
@@ -78,7 +80,11 @@ def header(tensors: Sequence[Tensor]) -> bytes:
     offset = 0
     for tensor in tensors:
         end = offset + tensor.nbytes
-        entries[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     raw = json.dumps(entries, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
@@ -88,7 +94,8 @@ def header(tensors: Sequence[Tensor]) -> bytes:
 class Values:
     """Draws values; `seed` chooses them.
 
-    Sixteen random bits choose one of 65536 quantiles, five times as fast as drawing normal numbers and as good here.
+    Sixteen random bits choose one of 65536 quantiles, five times as fast as drawing normal numbers and as
+    good here.
     """
 
     def __init__(self, seed: int):

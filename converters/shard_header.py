@@ -1,8 +1,9 @@
 """The header of a safetensors file: which tensors it holds, and where their bytes are.
 
-Source of the format: https://github.com/huggingface/safetensors (header length in 8 bytes, JSON header, data). Headers
-are untrusted: each is checked here, with messages that name both values, and then by the library of that name, which
-has the last word: it refuses tensors that overlap, holes between them and bytes after the last one.
+Source of the format: https://github.com/huggingface/safetensors (header length in 8 bytes, JSON header,
+data). Headers are untrusted: each is checked here, with messages that name both values, and then by the
+library of that name, which has the last word: it refuses tensors that overlap, holes between them and bytes
+after the last one.
 """
 
 import math
@@ -44,7 +45,9 @@ DTYPES: Mapping[str, npt.DTypeLike] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor. dtype: the safetensors name ("BF16"). begin, end: bytes from the start of the shard's file."""
+    """One tensor. dtype: the safetensors name ("BF16"). begin, end: bytes from the start of the shard's
+    file.
+    """
 
     shard: str
     dtype: str
@@ -61,21 +64,25 @@ class Entry:
 def read_header(path: Path, shard: str | None = None) -> dict[str, Entry]:
     """The tensors that one safetensors file declares, in file order.
 
-    shard: what the entries call the file; None is its name.
-    Raises UserError, naming the file, when it cannot be read, is no safetensors file, is shorter than its header says,
-    or is one that the safetensors library refuses: tensors that overlap, holes, bytes after the last one.
+    shard: what the entries call the file; None is its name. Raises UserError, naming the file, when it cannot
+    be read, is no safetensors file, is shorter than its header says, or is one that the safetensors library
+    refuses: tensors that overlap, holes, bytes after the last one.
     """
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
             raw = file.read(_header_length(path, size, file.read(8)))
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check the file and its permissions") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check the file and its permissions"
+        ) from None
     try:
         header = strict_json.parse(raw)
         begin = 8 + len(raw)
         entries = {
-            name: _entry(shard or path.name, begin, value) for name, value in header.items() if name != "__metadata__"
+            name: _entry(shard or path.name, begin, value)
+            for name, value in header.items()
+            if name != "__metadata__"
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _corrupt(path, len(raw), error) from None
@@ -89,13 +96,18 @@ def read_header(path: Path, shard: str | None = None) -> dict[str, Entry]:
 def _header_length(path: Path, size: int, start: bytes) -> int:
     """Bytes of the JSON header of a file of `size` bytes that begins with `start`."""
     if start.startswith(b"version "):
-        raise UserError(f"{path} is a Git LFS pointer of {size} bytes, not the shard; run 'git lfs pull' in the folder")
+        raise UserError(
+            f"{path} is a Git LFS pointer of {size} bytes, not the shard; run 'git lfs pull' in the folder"
+        )
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= size - 8:
-        raise UserError(f"{path} has {size} bytes, but its header says {length + 8}; download the shard again")
+        raise UserError(
+            f"{path} has {size} bytes, but its header says {length + 8}; download the shard again"
+        )
     if length > HEADER_BYTES:
         raise UserError(
-            f"{path} has a header of {length} bytes, but at most {HEADER_BYTES} are read; download the shard again"
+            f"{path} has a header of {length} bytes, but at most {HEADER_BYTES} are read; download the "
+            "shard again"
         )
     return int(length)
 

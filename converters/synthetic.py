@@ -1,8 +1,9 @@
-"""Random checkpoints in the exact Hugging Face layout, of any size: a target with INT4 experts, and its DFlash drafter.
+"""Random checkpoints in the exact Hugging Face layout, of any size: a target with INT4 experts, and its
+DFlash drafter.
 
-For tests and measurements where the published weights are too large. Configuration, names, shapes and types are those
-of Kimi K2.6 and of z-lab's drafters; weights are random, so the text is noise, but every number is one that a model may
-have. Memory stays at a few chunks. From a shell: python -m converters.synthetic --help
+For tests and measurements where the published weights are too large. Configuration, names, shapes and types
+are those of Kimi K2.6 and of z-lab's drafters; weights are random, so the text is noise, but every number is
+one that a model may have. Memory stays at a few chunks. From a shell: python -m converters.synthetic --help
 """
 
 import argparse
@@ -42,11 +43,11 @@ def write_checkpoint(
 ) -> TargetConfig:
     """Write a random target checkpoint into a new or empty folder and return its configuration.
 
-    config: values of text_config that replace those of the preset ("micro" or "k2.6") or of the folder `base`; of a
-    TargetConfig those that text_config has. shards: files of about equal size. tokenizer: folder of the tokenizer,
-    chat template and generation_config.json; None takes those of `base`, else the bundled ones. vision: also write a
-    vision tower and projector, which text models skip.
-    Raises UserError for a folder that is not empty, a preset that does not exist and values that make no model.
+    config: values of text_config that replace those of the preset ("micro" or "k2.6") or of the folder
+    `base`; of a TargetConfig those that text_config has. shards: files of about equal size. tokenizer: folder
+    of the tokenizer, chat template and generation_config.json; None takes those of `base`, else the bundled
+    ones. vision: also write a vision tower and projector, which text models skip. Raises UserError for a
+    folder that is not empty, a preset that does not exist and values that make no model.
     """
     directory = _new_folder(directory)
     values = _write_config(directory, preset, config, base or _bundled("target"))
@@ -58,7 +59,9 @@ def write_checkpoint(
 
 
 def preset_config(preset: str, values: Mapping[str, Any]) -> TargetConfig:
-    """The configuration that `write_checkpoint` would write, with `values` of text_config replaced; no file is kept."""
+    """The configuration that `write_checkpoint` would write, with `values` of text_config replaced; no file
+    is kept.
+    """
     with tempfile.TemporaryDirectory() as folder:
         _write_config(Path(folder), preset, values, _bundled("target"))
         return target_config(Path(folder))
@@ -73,11 +76,13 @@ def write_drafter(
     shards: int = 1,
     progress: Progress | None = None,
 ) -> DFlashConfig:
-    """Write a random DFlash (v1) drafter for a target into a new or empty folder and return its configuration.
+    """Write a random DFlash (v1) drafter for a target into a new or empty folder and return its
+    configuration.
 
-    config: values that replace those of the bundled drafter's config.json; `target_layer_ids` and `mask_token_id` too.
-    Hidden size, vocabulary and number of target layers are the target's; by default three of its layers are tapped.
-    Raises UserError for a folder that is not empty and values that make no drafter.
+    config: values that replace those of the bundled drafter's config.json; `target_layer_ids` and
+    `mask_token_id` too. Hidden size, vocabulary and number of target layers are the target's; by default
+    three of its layers are tapped. Raises UserError for a folder that is not empty and values that make no
+    drafter.
     """
     directory, given = _new_folder(directory), dict(config or {})
     values = read_json(_bundled("drafter") / "config.json")
@@ -117,7 +122,10 @@ def vision_list(values: Mapping[str, Any], config: TargetConfig) -> list[Tensor]
         weights |= {f"{start}{norm}": (width,) for norm in ("norm0", "norm1")}
         weights |= {f"{start}wqkv": (3 * width, width), f"{start}wo": (width, width)}
         weights |= {f"{start}mlp.fc0": (inner, width), f"{start}mlp.fc1": (width, inner)}
-    weights |= {"vision_tower.encoder.final_layernorm": (width,), "mm_projector.pre_norm": (values["mm_hidden_size"],)}
+    weights |= {
+        "vision_tower.encoder.final_layernorm": (width,),
+        "mm_projector.pre_norm": (values["mm_hidden_size"],),
+    }
     weights |= {"mm_projector.proj.0": (merged, merged), "mm_projector.proj.2": (config.hidden_size, merged)}
     weights |= {"vision_tower.patch_embed.proj": (width, 3, patch, patch)}
     shapes = {f"{name}.weight": shape for name, shape in weights.items()}
@@ -150,7 +158,9 @@ def _new_folder(directory: Path) -> Path:
     return directory
 
 
-def _write_config(directory: Path, preset: str, config: TargetConfig | Mapping[str, Any], base: Path) -> dict[str, Any]:
+def _write_config(
+    directory: Path, preset: str, config: TargetConfig | Mapping[str, Any], base: Path
+) -> dict[str, Any]:
     """Write config.json and return its values"""
     if preset not in PRESETS:
         raise UserError(f"preset is {preset!r}, but must be one of {', '.join(PRESETS)}")
@@ -194,7 +204,8 @@ def _assignments(texts: list[str]) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m converters.synthetic", description="Write a random checkpoint in the Hugging Face layout."
+        prog="python -m converters.synthetic",
+        description="Write a random checkpoint in the Hugging Face layout.",
     )
     parser.add_argument("out", type=Path, help="folder of the target, new or empty")
     parser.add_argument("--preset", choices=PRESETS, default="micro", help="sizes to start from")
@@ -217,9 +228,15 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         made = write_checkpoint(
-            given.out, _assignments(given.set), given.seed, shards=given.shards, preset=given.preset, base=given.base,
-            tokenizer=given.tokenizer, vision=given.vision,
-        )  # fmt: skip
+            given.out,
+            _assignments(given.set),
+            given.seed,
+            shards=given.shards,
+            preset=given.preset,
+            base=given.base,
+            tokenizer=given.tokenizer,
+            vision=given.vision,
+        )
         if given.drafter is not None:
             write_drafter(given.drafter, made, _assignments(given.set_drafter), given.seed)
     except UserError as error:

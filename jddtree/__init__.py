@@ -2,8 +2,8 @@
 
 Three levels, each on top of the next:
 * text: `load`, then `generate` (a string in, a `Result` out) or `stream` (pieces as rounds finish);
-* ids: `Request`, `compile_engine` and `Engine.start` / `Engine.run`, token ids in and out, a dispatch of rounds at a
-time;
+* ids: `Request`, `compile_engine` and `Engine.start` / `Engine.run`, token ids in and out, a dispatch of
+rounds at a time;
 * arrays: `jddtree.decoding.rounds`, the pure functions `prefill` and `run_rounds` that the engine compiles.
 Names are imported when first used, so that `import jddtree` does not start JAX.
 """
@@ -38,9 +38,19 @@ _HOMES = {
     "load": "jddtree.loading",
 }
 __all__ = [
-    "Capacity", "Engine", "Model", "Piece", "Request", "Result", "Statistics", "UserError",
-    "compile_engine", "generate", "load", "stream",
-]  # fmt: skip
+    "Capacity",
+    "Engine",
+    "Model",
+    "Piece",
+    "Request",
+    "Result",
+    "Statistics",
+    "UserError",
+    "compile_engine",
+    "generate",
+    "load",
+    "stream",
+]
 
 
 def __getattr__(name: str) -> Any:

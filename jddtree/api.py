@@ -41,12 +41,13 @@ def prepare(
     calibration: Calibration | None = None,
     **request: Any,
 ) -> tuple[Engine, Request]:
-    """The request for a prompt, and an engine that can run it: the one given, else a new one of the smallest shapes.
+    """The request for a prompt, and an engine that can run it: the one given, else a new one of the smallest
+    shapes.
 
-    capacity: fields of `Capacity` to set; the rest follow from the request. request: fields of `Request`, where the
-    budget may be "auto": as many nodes as pay. What rounds cost is then `cost` (a table or its file), or comes from the
-    user's cache, or is measured and, with keep_costs, kept there; an engine that knows its costs keeps them.
-    calibration: what the drafter's scores are worth, None for the model's own.
+    capacity: fields of `Capacity` to set; the rest follow from the request. request: fields of `Request`,
+    where the budget may be "auto": as many nodes as pay. What rounds cost is then `cost` (a table or its
+    file), or comes from the user's cache, or is measured and, with keep_costs, kept there; an engine that
+    knows its costs keeps them. calibration: what the drafter's scores are worth, None for the model's own.
     Raises UserError for whatever cannot be used, before anything is compiled.
     """
     ids = prompt_ids(model, prompt, raw=raw, system_prompt=system_prompt, thinking=thinking, tools=tools)
@@ -91,7 +92,9 @@ def _request(
 
 
 def _new_engine(model: Model, request: Request, capacity: dict[str, int | None], kernels: str) -> Engine:
-    """An engine of the smallest shapes for a request, which is checked before compiling takes seconds to minutes"""
+    """An engine of the smallest shapes for a request, which is checked before compiling takes seconds to
+    minutes
+    """
     shapes = default_capacity(model, request, **capacity)
     program = program_for(model, shapes, kernels)
     check_program(program)
@@ -108,7 +111,8 @@ def stream(model: Model, prompt: Prompt, *, stop: Sequence[str] = (), **options:
 def generate(model: Model, prompt: Prompt, *, stop: Sequence[str] = (), **options: Any) -> Result:
     """Generate a whole answer. options: those of `prepare` and the fields of `Request`.
 
-    Compiling takes most of a short call: pass `engine=` (from `prepare` or `compile_engine`) to compile once for many.
+    Compiling takes most of a short call: pass `engine=` (from `prepare` or `compile_engine`) to compile once
+    for many.
     """
     engine, request = prepare(model, prompt, **options)
     return generation.generate_batch(model, engine, [request], stop)[0]

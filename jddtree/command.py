@@ -1,7 +1,8 @@
 """Command lines made from dataclasses: a field is an option, so each list of options stands once.
 
-A field's name with hyphens is its flag; its type, its default and the help text that `option` gave it are the parser's.
-A command takes any number of such dataclasses. Nothing here imports JAX, so that `--help` answers at once.
+A field's name with hyphens is its flag; its type, its default and the help text that `option` gave it are the
+parser's. A command takes any number of such dataclasses. Nothing here imports JAX, so that `--help` answers
+at once.
 """
 
 import inspect
@@ -16,7 +17,8 @@ Check = Callable[[Mapping[str, Any]], None]
 
 
 def option(default: Any, help: str, *flags: str, **details: Any) -> Any:
-    """A dataclass field that is an option. flags: its spellings, by default its name; details: as `typer.Option`.
+    """A dataclass field that is an option. flags: its spellings, by default its name; details: as
+    `typer.Option`.
 
     default: MISSING for an option that must be given.
     """
@@ -32,8 +34,8 @@ def argument(help: str) -> Any:
 def command(run: str, *groups: type, check: Check | None = None) -> Callable[..., Any]:
     """A function for `typer.Typer.command` whose options are the fields of the dataclasses `groups`.
 
-    run: "module:function", imported when the command is called, with an instance of each group. check: called before
-    with all options by name; raises UserError or UsageError for what cannot be used.
+    run: "module:function", imported when the command is called, with an instance of each group. check: called
+    before with all options by name; raises UserError or UsageError for what cannot be used.
     """
 
     def call(**values: Any) -> Any:

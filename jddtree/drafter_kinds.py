@@ -1,7 +1,7 @@
 """The kinds of drafters, a line each.
 
-A line names where the kind's parts stand, as "module:attribute". A part is imported when it is first needed, so that
-`inspect` and `convert` read a drafter's folder without JAX, and decoding never meets a checkpoint.
+A line names where the kind's parts stand, as "module:attribute". A part is imported when it is first needed,
+so that `inspect` and `convert` read a drafter's folder without JAX, and decoding never meets a checkpoint.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Protocol
 
 
 class DrafterConfig(Protocol):
-    """What the configuration of every drafter says; a frozen dataclass, since programs are compiled for it."""
+    """What the configuration of every drafter says; a frozen dataclass, since programs are compiled for
+    it.
+    """
 
     kind: ClassVar[str]
     """A key of `KINDS`."""
@@ -30,7 +32,9 @@ class DrafterConfig(Protocol):
         """0-based target layers whose output the drafter is given, ascending."""
 
     def of_target(self) -> Mapping[str, tuple[str, int]]:
-        """What only fits one target: the drafter's name of a number, to the target's name of it and its value."""
+        """What only fits one target: the drafter's name of a number, to the target's name of it and its
+        value.
+        """
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class Kind:
     """Parts of a kind as "module:attribute".
 
     model: the `jddtree.models.drafters.base.Drafter`, a class that takes the configuration. checkpoint: the
-    `converters.drafters.Format` of its folders. config: the configuration of a kind that has no folder, whose name is
-    then what --draft takes. A kind has a checkpoint or a config.
+    `converters.drafters.Format` of its folders. config: the configuration of a kind that has no folder, whose
+    name is then what --draft takes. A kind has a checkpoint or a config.
     """
 
     model: str

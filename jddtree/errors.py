@@ -1,7 +1,8 @@
 """The error types that users meet.
 
-A `UserError` is caused by what the user gave (a file, a flag, a message), not by a defect. Its text is one line that
-names the thing, the value found and the value wanted, and what to do. The command line prints it and exits with 1.
+A `UserError` is caused by what the user gave (a file, a flag, a message), not by a defect. Its text is one
+line that names the thing, the value found and the value wanted, and what to do. The command line prints it
+and exits with 1.
 """
 
 

@@ -21,10 +21,15 @@ MOST_PROMPT_BYTES = 16 << 20  # a context of 262,144 tokens is about a megabyte 
 def read_prompt(
     prompt: str | None, prompt_file: Path | None, prompt_ids: Path | None, messages: Path | None
 ) -> Prompt | None:
-    """The prompt from whichever one source was given, None without any. Raises UserError for two, or an unreadable
-    one.
+    """The prompt from whichever one source was given, None without any. Raises UserError for two, or an
+    unreadable one.
     """
-    sources = {"--prompt": prompt, "--prompt-file": prompt_file, "--prompt-ids": prompt_ids, "--messages": messages}
+    sources = {
+        "--prompt": prompt,
+        "--prompt-file": prompt_file,
+        "--prompt-ids": prompt_ids,
+        "--messages": messages,
+    }
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} were given, but one of them is enough; leave the others out")
@@ -45,7 +50,9 @@ def _ids(path: Path) -> list[int]:
 
 
 def _messages(path: Path) -> list[dict[str, Any]]:
-    """Checked here, because a list of numbers would be token ids, and null no prompt, to what reads prompts."""
+    """Checked here, because a list of numbers would be token ids, and null no prompt, to what reads
+    prompts.
+    """
     messages = read_json(path, "--messages")
     check_messages(messages)
     return messages
@@ -95,7 +102,9 @@ def read_prompts(model: Model, path: Path | None) -> list[list[int]]:
 
 def _check_prompt(prompt: Any, name: str) -> None:
     if not isinstance(prompt, str | list) or not prompt:
-        raise UserError(f"{name} is {json.dumps(prompt)[:80]}, expected a text, a list of token ids or of messages")
+        raise UserError(
+            f"{name} is {json.dumps(prompt)[:80]}, expected a text, a list of token ids or of messages"
+        )
     if isinstance(prompt, list) and not all(type(item) is int for item in prompt):
         check_messages(prompt)
 

@@ -1,7 +1,7 @@
 """How large the sizes may be that a program is compiled for, and why.
 
-Anything beyond would compile for minutes or fill the memory, and win nothing. Limits that depend on a model or on the
-machine (the context of a target, the devices of a mesh) are checked where those are known.
+Anything beyond would compile for minutes or fill the memory, and win nothing. Limits that depend on a model
+or on the machine (the context of a target, the devices of a mesh) are checked where those are known.
 """
 
 from collections.abc import Mapping

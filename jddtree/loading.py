@@ -41,8 +41,8 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 class Defaults:
     """How a model likes to be asked where the caller does not say.
 
-    thinking: of the chat template. raw_prefix: ids put before a raw prompt. prompt: what to run when none is given,
-    raw. calibration: what the drafter's scores are worth. budget: nodes of a tree, or "auto".
+    thinking: of the chat template. raw_prefix: ids put before a raw prompt. prompt: what to run when none is
+    given, raw. calibration: what the drafter's scores are worth. budget: nodes of a tree, or "auto".
     """
 
     thinking: bool = True
@@ -56,8 +56,8 @@ class Defaults:
 class Model:
     """A target with or without a drafter, ready to compile.
 
-    weights: {"target": tree, "drafter": tree} on the device or split over `mesh`, without "drafter" where it has no
-    weights; dtype: compute dtype; stop_ids: ids that end an answer.
+    weights: {"target": tree, "drafter": tree} on the device or split over `mesh`, without "drafter" where it
+    has no weights; dtype: compute dtype; stop_ids: ids that end an answer.
     """
 
     target: TargetConfig
@@ -93,13 +93,13 @@ def load(
 ) -> Model:
     """Load a Kimi K2.6 checkpoint folder, or a store, and a drafter.
 
-    target: None is the bundled micro pair. draft: a drafter's folder, or the name of one without weights ("ngram");
-    None is the bundled drafter for the bundled target, else that of the store, else no drafter.
-    dtype: "float32", "bfloat16", or "auto" (bfloat16 on an accelerator). with_drafter: False leaves a drafter out.
-    mesh: devices to split the model over; None is all accelerators, or one CPU. expert_layout: "tensor" (a slice of
-    every expert on each rank) or "expert" (whole experts). check: compare a store's files with their checksums first.
-    latent_norm_eps, drafter_options: switches of `target_config` and of the drafter's `Format.config`.
-    progress: called with ("checksums", "target" or "drafter", bytes done, bytes in all).
+    target: None is the bundled micro pair. draft: a drafter's folder, or the name of one without weights
+    ("ngram"); None is the bundled drafter for the bundled target, else that of the store, else no drafter.
+    dtype: "float32", "bfloat16", or "auto" (bfloat16 on an accelerator). with_drafter: False leaves a drafter
+    out. mesh: devices to split the model over; None is all accelerators, or one CPU. expert_layout: "tensor"
+    (a slice of every expert on each rank) or "expert" (whole experts). check: compare a store's files with
+    their checksums first. latent_norm_eps, drafter_options: switches of `target_config` and of the drafter's
+    `Format.config`. progress: called with ("checksums", "target" or "drafter", bytes done, bytes in all).
     Raises UserError for anything wrong with the folders, and for a drafter made for another target.
     """
     begun = time.perf_counter()
@@ -119,7 +119,9 @@ def load(
     if drafter is not None and draft_folder:
         stored = store is not None and draft_folder == store.folder("drafter")
         from_folder = format_of(drafter).reader
-        readers["drafter"] = store.reader("drafter") if store and stored else from_folder(draft_folder, drafter)
+        readers["drafter"] = (
+            store.reader("drafter") if store and stored else from_folder(draft_folder, drafter)
+        )
     weights = _weights(readers, np.dtype(compute), devices, expert_layout, config.num_moe_layers, progress)
     return Model(
         target=config,
@@ -170,7 +172,9 @@ def _tokenizer(folder: Path, config: TargetConfig) -> Tokenizer:
 def _mesh(count: int | None, expert_layout: str) -> Mesh | None:
     """The mesh to load onto; None for one device"""
     if expert_layout not in EXPERT_LAYOUTS:
-        raise UserError(f"--expert-layout is {expert_layout!r}, but must be one of {', '.join(EXPERT_LAYOUTS)}")
+        raise UserError(
+            f"--expert-layout is {expert_layout!r}, but must be one of {', '.join(EXPERT_LAYOUTS)}"
+        )
     if count is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
         count = 1
     made = make_mesh(count)
@@ -178,7 +182,9 @@ def _mesh(count: int | None, expert_layout: str) -> Mesh | None:
 
 
 def _folders(target: str | Path | None, draft: str | Path | None) -> tuple[Path, Path | None, Store | None]:
-    """Folders of target and drafter, and the store where the target is one; its drafter is the default then."""
+    """Folders of target and drafter, and the store where the target is one; its drafter is the default
+    then.
+    """
     folder = None if draft is None or without_folder(draft) is not None else Path(draft)
     if target is None:
         return bundled("target"), bundled("drafter") if draft is None else folder, None
@@ -215,4 +221,6 @@ def _bundled_defaults(own_drafter: bool) -> Defaults:
     folder = bundled("target").parent
     values = json.loads((folder / "defaults.json").read_text(encoding="utf-8"))
     calibration = read_calibration(folder / "calibration.json") if own_drafter else UNCALIBRATED
-    return Defaults(values["thinking"], tuple(values["raw_prefix"]), values["prompt"], calibration, values["budget"])
+    return Defaults(
+        values["thinking"], tuple(values["raw_prefix"]), values["prompt"], calibration, values["budget"]
+    )

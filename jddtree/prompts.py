@@ -1,4 +1,6 @@
-"""What a user asks, as token ids: a string, a list of chat messages, or a list of token ids used as they are."""
+"""What a user asks, as token ids: a string, a list of chat messages, or a list of token ids used as they
+are.
+"""
 
 from collections.abc import Sequence
 from typing import Any

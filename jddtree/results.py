@@ -1,7 +1,7 @@
 """The form of every measured result: what was run, when, on what, and the rows.
 
-docs/results/NAME-CARD.json holds {command, date, commit, card, versions, rows}; README tables are made from these
-files.
+docs/results/NAME-CARD.json holds {command, date, commit, card, versions, rows}; README tables are made from
+these files.
 """
 
 import json
@@ -29,7 +29,8 @@ MEASURED = (".", ":(exclude)docs")  # of the checkout: what a measurement may de
 def record(rows: list[Row], card_name: str | None = None, versions: Versions | None = None) -> dict[str, Any]:
     """The object to write for rows measured by this process.
 
-    card_name and versions: of a process that measures without JAX; by default the device and version of JAX's.
+    card_name and versions: of a process that measures without JAX; by default the device and version of
+    JAX's.
     """
     shared = {"jddtree": VERSION, "python": platform.python_version()}
     return {
@@ -50,11 +51,12 @@ def command() -> str:
 
 
 def commit() -> str:
-    """What the environment variable JDDTREE_COMMIT says, for copies of the source tree; else the commit of the checkout
-    that this package lies in, with "+changes" when a tracked file outside docs/ differs; "unknown" elsewhere.
+    """What the environment variable JDDTREE_COMMIT says, for copies of the source tree; else the commit of
+    the checkout that this package lies in, with "+changes" when a tracked file outside docs/ differs;
+    "unknown" elsewhere.
 
-    What docs/ holds changes nothing that is measured, and a results file may be one that is written just now. Bits of
-    permission do not count, since a copy of a checkout may lose them.
+    What docs/ holds changes nothing that is measured, and a results file may be one that is written just now.
+    Bits of permission do not count, since a copy of a checkout may lose them.
     """
     if stated := os.environ.get("JDDTREE_COMMIT"):
         return stated
@@ -68,7 +70,9 @@ def commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def card() -> str:
@@ -78,7 +82,11 @@ def card() -> str:
         return device.device_kind
     info = Path("/proc/cpuinfo")
     names = (
-        [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        [
+            line.split(":")[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         if info.exists()
         else []
     )
@@ -97,7 +105,9 @@ def write_record(path: Path, made: dict[str, Any]) -> None:
 
 
 def read_rows(path: Path, option: str) -> list[Row]:
-    """The rows of a results file, or those of a bare JSON list. UserError that names the option for anything else."""
+    """The rows of a results file, or those of a bare JSON list. UserError that names the option for anything
+    else.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -110,7 +120,10 @@ def read_rows(path: Path, option: str) -> list[Row]:
 
 def table(rows: list[Row], columns: dict[str, str]) -> str:
     """Markdown table. columns: key of a row to the format of its cell, like ".2f"."""
-    lines = ["| " + " | ".join(key.replace("_", " ") for key in columns) + " |", "|" + " --- |" * len(columns)]
+    lines = [
+        "| " + " | ".join(key.replace("_", " ") for key in columns) + " |",
+        "|" + " --- |" * len(columns),
+    ]
     for row in rows:
         lines.append("| " + " | ".join(format(row[key], form) for key, form in columns.items()) + " |")
     return "\n".join(lines)

@@ -20,8 +20,8 @@ def economy(
 ) -> dict[str, float | None]:
     """What rounds used, promised and gave, each argument but the last with one value per round.
 
-    nodes; emitted, tokens; expected tokens; expected seconds by the cost table, 0 without one; seconds they took in
-    all. Rates are None where there is nothing to divide by.
+    nodes; emitted, tokens; expected tokens; expected seconds by the cost table, 0 without one; seconds they
+    took in all. Rates are None where there is nothing to divide by.
     """
     rounds = max(len(emitted), 1)
     planned = sum(expected_seconds)
@@ -37,9 +37,12 @@ def economy(
 def economy_of(statistics: Statistics) -> dict[str, float | None]:
     """`economy` of one generation."""
     return economy(
-        statistics.nodes_per_round, statistics.emitted_per_round, statistics.expected_tokens,
-        statistics.expected_seconds, statistics.decode_s,
-    )  # fmt: skip
+        statistics.nodes_per_round,
+        statistics.emitted_per_round,
+        statistics.expected_tokens,
+        statistics.expected_seconds,
+        statistics.decode_s,
+    )
 
 
 def nodes_of(method: str, drafter: DrafterConfig | None) -> int:
@@ -56,7 +59,8 @@ def _generation(statistics: Statistics) -> str:
     decoded = sum(statistics.emitted_per_round)
     speed = decoded / max(statistics.decode_s, 1e-9)
     return (
-        f"Generation: {statistics.generated_tokens} tokens, {speed:.1f} tokens/s (compile {statistics.compile_s:.1f} s)"
+        f"Generation: {statistics.generated_tokens} tokens, {speed:.1f} tokens/s (compile "
+        f"{statistics.compile_s:.1f} s)"
     )
 
 
@@ -68,7 +72,10 @@ def _speculation(method: str, statistics: Statistics) -> str:
     counts = " ".join(f"{emitted}:{count}" for emitted, count in statistics.histogram().items())
     drafted = sum(statistics.nodes_per_round)
     kept = f"{100 * statistics.kept_share:.1f}% of {drafted} drafted nodes kept"
-    plan = f"{found['nodes_per_round']:.1f} nodes per round, {found['expected_tokens_per_round']:.2f} tokens expected"
+    plan = (
+        f"{found['nodes_per_round']:.1f} nodes per round, {found['expected_tokens_per_round']:.2f} "
+        "tokens expected"
+    )
     if (speed := found["expected_tokens_per_s"]) is not None:
         plan += f" at {speed:.1f} tokens/s"
     return f"Speculation: {method}, {length}, {plan}, {kept}, rounds by tokens {counts}"

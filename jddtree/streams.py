@@ -1,9 +1,9 @@
 """Standard streams that are closed, full, or cannot hold every character.
 
-Contract after `prepare`: descriptors 0 to 2 are open, so that no file that is opened later takes the place of a closed
-stream. Writing to stdout never fails for a character (what its encoding lacks is written as an escape like \\xe9);
-where it fails otherwise, that is one `UserError`, or a BrokenPipeError when the reader went away. Writing to stderr
-never fails: what cannot be said is lost, and the work goes on.
+Contract after `prepare`: descriptors 0 to 2 are open, so that no file that is opened later takes the place of
+a closed stream. Writing to stdout never fails for a character (what its encoding lacks is written as an
+escape like \\xe9); where it fails otherwise, that is one `UserError`, or a BrokenPipeError when the reader
+went away. Writing to stderr never fails: what cannot be said is lost, and the work goes on.
 """
 
 import io
@@ -21,7 +21,9 @@ def prepare() -> None:
         os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     sys.stderr = message_stream(2, sys.stderr)
     if 1 in closed or sys.stdout is None:
-        raise UserError("standard output is closed, so no answer can be written; send it to a file or to /dev/null")
+        raise UserError(
+            "standard output is closed, so no answer can be written; send it to a file or to /dev/null"
+        )
     sys.stdout = answer_stream(1, sys.stdout)
 
 

@@ -1,9 +1,10 @@
 """JSON that somebody else wrote: checkpoints, stores, tables, prompts, tasks. Every such file is read here.
 
-Contract: what comes back is the value of one JSON text (RFC 8259) in UTF-8, a byte order mark allowed, of at most
-MOST_BYTES. Objects and lists nest at most DEPTH levels, no object has a key twice, numbers in them are finite, and
-integers have at most DIGITS digits, so that they are finite floats too. Anything else is a ValueError whose text is one
-line. It does not name the file: callers do, in a `UserError` that also says what to do.
+Contract: what comes back is the value of one JSON text (RFC 8259) in UTF-8, a byte order mark allowed, of at
+most MOST_BYTES. Objects and lists nest at most DEPTH levels, no object has a key twice, numbers in them are
+finite, and integers have at most DIGITS digits, so that they are finite floats too. Anything else is a
+ValueError whose text is one line. It does not name the file: callers do, in a `UserError` that also says what
+to do.
 """
 
 import json
@@ -19,12 +20,16 @@ DIGITS = 300
 
 
 def read(path: Path) -> Any:
-    """The value in a file. Raises OSError when it cannot be read, ValueError as the module's docstring says."""
+    """The value in a file. Raises OSError when it cannot be read, ValueError as the module's docstring
+    says.
+    """
     return parse(read_bytes(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file. Raises OSError when it cannot be read, ValueError when it has more than MOST_BYTES."""
+    """The bytes of a file. Raises OSError when it cannot be read, ValueError when it has more than
+    MOST_BYTES.
+    """
     with open(path, "rb") as file:
         data = file.read(MOST_BYTES + 1)
     _check_size(data)
@@ -71,7 +76,9 @@ def _integer(digits: str) -> int:
 
 
 def _check(value: Any) -> None:
-    """Refuse deep nesting and numbers that are not finite, level by level: a walk that recurses would end early."""
+    """Refuse deep nesting and numbers that are not finite, level by level: a walk that recurses would end
+    early.
+    """
     holders = [("", value)]
     for _ in range(DEPTH + 1):
         holders = [inner for place, holder in holders for inner in _holders(place, holder)]
@@ -82,7 +89,9 @@ def _check(value: Any) -> None:
 
 def _holders(place: str, holder: Any) -> Iterator[tuple[str, Any]]:
     """The objects and lists directly in one, with their places in the text."""
-    items = holder.items() if isinstance(holder, dict) else enumerate(holder) if isinstance(holder, list) else ()
+    items = (
+        holder.items() if isinstance(holder, dict) else enumerate(holder) if isinstance(holder, list) else ()
+    )
     for key, item in items:
         if isinstance(item, dict | list):
             yield f"{place}{key}.", item

@@ -1,4 +1,5 @@
-"""Files that users name on the command line: read whole but never without end, and tried before hours are spent.
+"""Files that users name on the command line: read whole but never without end, and tried before hours are
+spent.
 
 Contract: every complaint is a `UserError` that begins with the flag and the path.
 """
@@ -13,7 +14,9 @@ MOST_BYTES = 128 << 20
 
 
 def read_bytes(path: Path, flag: str, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file, a pipe or a device. Raises UserError when it cannot be read or has more than `most`."""
+    """The bytes of a file, a pipe or a device. Raises UserError when it cannot be read or has more than
+    `most`.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)
@@ -24,14 +27,18 @@ def read_bytes(path: Path, flag: str, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, flag: str, most: int = MOST_BYTES) -> str:
-    """The text of a file, without a byte order mark. Raises UserError as `read_bytes`, and for what is not UTF-8."""
+    """The text of a file, without a byte order mark. Raises UserError as `read_bytes`, and for what is not
+    UTF-8.
+    """
     return decoded(read_bytes(path, flag, most), f"{flag} {path}")
 
 
 def check_size(data: bytes, name: str, most: int) -> None:
     """Raise UserError for more than `most` bytes."""
     if len(data) > most:
-        raise UserError(f"{name} has more than {most:,} bytes, which is the most that is read; give a smaller one")
+        raise UserError(
+            f"{name} has more than {most:,} bytes, which is the most that is read; give a smaller one"
+        )
 
 
 def decoded(data: bytes, name: str) -> str:
@@ -39,7 +46,9 @@ def decoded(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); convert it first") from None
+        raise UserError(
+            f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); convert it first"
+        ) from None
 
 
 def check_new_file(path: Path | None, flag: str) -> None:
@@ -73,7 +82,9 @@ def reason(error: OSError | ValueError) -> str:
 
 
 def _try_file(path: Path) -> None:
-    """Open for appending, which changes nothing; what was not there is removed again. Pipes would see the closing."""
+    """Open for appending, which changes nothing; what was not there is removed again. Pipes would see the
+    closing.
+    """
     if path.exists() and not path.is_file():
         if not os.access(path, os.W_OK):
             raise PermissionError(None, "it may not be written")

@@ -27,11 +27,17 @@ def write_shard(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     offset = 0
     for name, array in tensors.items():
         end = offset + array.nbytes
-        header[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
+        header[name] = {
+            "dtype": names[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     raw = json.dumps(header).encode()
     raw += b" " * (-len(raw) % 8)
-    path.write_bytes(struct.pack("<Q", len(raw)) + raw + b"".join(array.tobytes() for array in tensors.values()))
+    path.write_bytes(
+        struct.pack("<Q", len(raw)) + raw + b"".join(array.tobytes() for array in tensors.values())
+    )
 
 
 def edit_folder(folder: Path, edit: Edit, *, index: bool = True) -> Path:

@@ -1,5 +1,5 @@
-"""Strict JAX settings for every test, eight CPU devices, one cache of compiled programs, where the reference data is,
-and shared engines.
+"""Strict JAX settings for every test, eight CPU devices, one cache of compiled programs, where the reference
+data is, and shared engines.
 """
 
 import atexit
@@ -14,17 +14,25 @@ from typing import Any
 import pytest
 
 # Level 1 and the older emitters of fusions compile in a third of the time, and what they make runs as fast.
-COMPILE_FLAGS = "--xla_backend_optimization_level=1 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+COMPILE_FLAGS = (
+    "--xla_backend_optimization_level=1 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+)
 FLAGS = f"--xla_force_host_platform_device_count=8 {COMPILE_FLAGS}"
 CACHE = "JAX_COMPILATION_CACHE_DIR"
-if FLAGS not in os.environ.get("XLA_FLAGS", ""):  # a worker inherits them; twice would be another key of the cache
+if FLAGS not in os.environ.get(
+    "XLA_FLAGS", ""
+):  # a worker inherits them; twice would be another key of the cache
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if CACHE not in os.environ:  # else workers and the commands that tests start would compile the same programs again
+if (
+    CACHE not in os.environ
+):  # else workers and the commands that tests start would compile the same programs again
     os.environ[CACHE] = tempfile.mkdtemp(prefix="jddtree-xla-")
     atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy: threads of two workers wait for one another, spinning
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # of NumPy: threads of two workers wait for one another, spinning
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -41,7 +49,9 @@ SHARED = ROOT.parent / "shared"
 
 
 def golden_ref() -> Path:
-    """Folder of the reference arrays: $JDDTREE_GOLDEN, else ../shared/golden/ref, else the copy in tests/golden."""
+    """Folder of the reference arrays: $JDDTREE_GOLDEN, else ../shared/golden/ref, else the copy in
+    tests/golden.
+    """
     if given := os.environ.get("JDDTREE_GOLDEN"):
         return Path(given)
     shared = SHARED / "golden" / "ref"

@@ -1,4 +1,6 @@
-"""What the tests of the evaluation share: the micro model with one engine, and a task that it can do a little."""
+"""What the tests of the evaluation share: the micro model with one engine, and a task that it can do a
+little.
+"""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,7 +26,9 @@ def micro() -> Model:
 @cache
 def engine() -> Engine:
     """Three sequences and trees of 8 nodes."""
-    return compile_engine(micro(), Capacity(sequences=3, rows=9, candidates=8, context=CONTEXT, rounds=4, chunk=32))
+    return compile_engine(
+        micro(), Capacity(sequences=3, rows=9, candidates=8, context=CONTEXT, rounds=4, chunk=32)
+    )
 
 
 @cache
@@ -54,13 +58,18 @@ class Functions:
         """As the protocol says."""
         return [
             Example(
-                f"f{index}", f"    def {NAMES[index % len(NAMES)]}(self", reference=index,
-                stop=("\n\n",) if index % 3 == 1 else (), max_tokens=(24, None, 5)[index % 3],
+                f"f{index}",
+                f"    def {NAMES[index % len(NAMES)]}(self",
+                reference=index,
+                stop=("\n\n",) if index % 3 == 1 else (),
+                max_tokens=(24, None, 5)[index % 3],
             )
             for index in range(self.count)
-        ][:limit]  # fmt: skip
+        ][:limit]
 
     def score(self, example: Example, answer: str) -> Score:
         """As the protocol says; the last example has no score."""
         self.scored.append(example.id)
-        return Score({"returns": float("Return" in answer)} if example.reference != self.count - 1 else {}, "looked")
+        return Score(
+            {"returns": float("Return" in answer)} if example.reference != self.count - 1 else {}, "looked"
+        )

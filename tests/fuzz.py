@@ -1,8 +1,9 @@
 """Hostile files against every reader: `python tests/fuzz.py --count 2000 --seed 0`.
 
-A case is one file of one kind, changed by `hostile_json`, in a folder whose other files are sound. Its reader may do
-two things: return, or raise a one-line `UserError`. Everything else is a fault, printed with its number and traceback;
-the exit code is 1 then. A case follows from the seed and its number alone, so `--only NUMBER` repeats it.
+A case is one file of one kind, changed by `hostile_json`, in a folder whose other files are sound. Its reader
+may do two things: return, or raise a one-line `UserError`. Everything else is a fault, printed with its
+number and traceback; the exit code is 1 then. A case follows from the seed and its number alone, so `--only
+NUMBER` repeats it.
 """
 
 import argparse
@@ -46,10 +47,16 @@ SIZES = {"num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]},
-    {"role": "assistant", "content": "", "reasoning_content": "add", "tool_calls": [
-        {"id": "a:0", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": [2]}}}]},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "add",
+        "tool_calls": [
+            {"id": "a:0", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": [2]}}}
+        ],
+    },
     {"role": "tool", "tool_call_id": "a:0", "content": "4"},
-]  # fmt: skip
+]
 TASKS = [
     {"prompt": "Capital of France?", "answer": "Paris", "id": 1},
     {"prompt": [{"role": "user", "content": "Count."}], "stop": ["4"], "max_tokens": 50},
@@ -103,7 +110,12 @@ def kinds(folder: Path) -> list[Kind]:
         Kind("tasks", tasks, _change_lines, lambda: read_user_file(tasks)),
         Kind("tokenizer config", target / "tokenizer_config.json", mutated, lambda: _read_tokenizer(target)),
         Kind("ranks", target / "tiktoken.model", in_bytes, lambda: _read_tokenizer(target)),
-        Kind("generation config", target / "generation_config.json", mutated, lambda: stop_ids(target, tokenizer)),
+        Kind(
+            "generation config",
+            target / "generation_config.json",
+            mutated,
+            lambda: stop_ids(target, tokenizer),
+        ),
     ]
 
 
@@ -193,7 +205,9 @@ def _read_store(folder: Path) -> None:
         for path in ("norm", "hidden_norm"):
             if path in reader.table:
                 shape = reader.table[path].shape
-                reader.fill(path, 0, tuple(slice(0, size) for size in shape), np.empty(shape, reader.stored(path)))
+                reader.fill(
+                    path, 0, tuple(slice(0, size) for size in shape), np.empty(shape, reader.stored(path))
+                )
     store.check()
 
 

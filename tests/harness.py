@@ -1,4 +1,6 @@
-"""What the tests of models and decoding share: the micro pair, runs of an engine, and counts of compilations."""
+"""What the tests of models and decoding share: the micro pair, runs of an engine, and counts of
+compilations.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,9 +29,19 @@ from jddtree.parallel.split_logits import Vocabulary
 from pallas_kernels.attention.api import causal_words
 
 REFERENCE_EPS = 1e-6  # of the q_a and kv_a norms in the reference arrays, as in transformers
-TOLERANCE = 2e-4  # absolute, float32 against the reference (shared golden README: safe when no router choice flips)
+TOLERANCE = (
+    2e-4  # absolute, float32 against the reference (shared golden README: safe when no router choice flips)
+)
 SMALL = {"sequences": 4, "rows": 9, "candidates": 8, "context": 160, "rounds": 4, "chunk": 16}
-WIDE = {"sequences": 7, "rows": 65, "candidates": 64, "context": 384, "rounds": 8, "chunk": 64, "widths": (1, 9, 33)}
+WIDE = {
+    "sequences": 7,
+    "rows": 65,
+    "candidates": 64,
+    "context": 384,
+    "rounds": 8,
+    "chunk": 64,
+    "widths": (1, 9, 33),
+}
 
 
 class Pair(NamedTuple):
@@ -50,7 +62,9 @@ class Pair(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A decoded sequence: tokens with the first one, tokens emitted and nodes used per round, and why it ended."""
+    """A decoded sequence: tokens with the first one, tokens emitted and nodes used per round, and why it
+    ended.
+    """
 
     tokens: list[int]
     lengths: list[int]
@@ -94,11 +108,17 @@ def record(runs: Sequence[Run], dispatch) -> None:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tuple[jax.Array, jax.Array]:
-    """What the draft stage makes of a drafter's logits [B, slots, V]: log-probabilities and ids [B, slots, count]."""
+    """What the draft stage makes of a drafter's logits [B, slots, V]: log-probabilities and ids [B, slots,
+    count].
+    """
     batch, slots, _ = logits.shape
     config = SimpleNamespace(mask_token_id=0, block_size=slots + 1, final_logit_softcapping=softcap)
-    target = SimpleNamespace(embed=lambda ids: ids, head=lambda _: logits, vocabulary=Vocabulary(logits.shape[-1]))
-    drafter = DFlashProposer(config, lambda *_: None, target)  # its network is not asked: the head answers for it
+    target = SimpleNamespace(
+        embed=lambda ids: ids, head=lambda _: logits, vocabulary=Vocabulary(logits.shape[-1])
+    )
+    drafter = DFlashProposer(
+        config, lambda *_: None, target
+    )  # its network is not asked: the head answers for it
     program = SimpleNamespace(capacity=SimpleNamespace(candidates=count))
     models = SimpleNamespace(program=program, target=target, drafter=drafter)
     empty = jnp.zeros(batch, jnp.int32)
@@ -109,7 +129,9 @@ def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tup
 
 
 class Pass(NamedTuple):
-    """A causal pass over whole texts: logits [B, T, V], taps [B, T, taps * H], latents [layers, B, T, latent_size]."""
+    """A causal pass over whole texts: logits [B, T, V], taps [B, T, taps * H], latents [layers, B, T,
+    latent_size].
+    """
 
     logits: jax.Array
     taps: jax.Array
@@ -129,7 +151,9 @@ def empty_cache(config: TargetConfig, batch: int, dtype) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _score(config: TargetConfig, taps: tuple[int, ...], weights: Tree, tokens: jax.Array, counts: jax.Array) -> Pass:
+def _score(
+    config: TargetConfig, taps: tuple[int, ...], weights: Tree, tokens: jax.Array, counts: jax.Array
+) -> Pass:
     model = Target(config, weights, taps)
     cache = empty_cache(config, tokens.shape[0], weights["embed"].dtype)
     scored = model(tokens, rows_of(counts, tokens.shape[1]), cache)
@@ -147,7 +171,9 @@ def score_texts(
     for begin in range(0, len(texts), TEXTS):
         part = texts[begin : begin + TEXTS]
         tokens, counts = padded(part)
-        logits, taps, latents = map(np.asarray, _score(config, drafter.target_layer_ids, weights, tokens, counts))
+        logits, taps, latents = map(
+            np.asarray, _score(config, drafter.target_layer_ids, weights, tokens, counts)
+        )
         passes += [
             Pass(logits[b, : len(text)], taps[b, : len(text)], latents[:, b, : len(text)])
             for b, text in enumerate(part)

@@ -1,12 +1,47 @@
-"""Hostile versions of a JSON file: changes of its values, and of its bytes. Everything follows from a `Random`."""
+"""Hostile versions of a JSON file: changes of its values, and of its bytes. Everything follows from a
+`Random`.
+"""
 
 import copy
 import json
 from random import Random
 from typing import Any
 
-NAMES = ["", "..", "../x", "/etc/passwd", "a/b", "a" * 5000, "\0", "\ud800", "x\ny", "./a", "a//b", "con", "é" * 200]
-NUMBERS = [0, -1, 1, 2, 3, 7, 2**31 - 1, 2**31, 2**63, 2**64, 10**30, 10**299, 0.5, 8.9, 1e-45, 1e38, 1e300, -0.0]
+NAMES = [
+    "",
+    "..",
+    "../x",
+    "/etc/passwd",
+    "a/b",
+    "a" * 5000,
+    "\0",
+    "\ud800",
+    "x\ny",
+    "./a",
+    "a//b",
+    "con",
+    "é" * 200,
+]
+NUMBERS = [
+    0,
+    -1,
+    1,
+    2,
+    3,
+    7,
+    2**31 - 1,
+    2**31,
+    2**63,
+    2**64,
+    10**30,
+    10**299,
+    0.5,
+    8.9,
+    1e-45,
+    1e38,
+    1e300,
+    -0.0,
+]
 VALUES = [
     *NAMES,
     *NUMBERS,
@@ -55,7 +90,9 @@ def mutated(text: bytes, random: Random) -> bytes:
 
 
 def in_bytes(text: bytes, random: Random) -> bytes:
-    """The text cut, with a byte changed, with a token of JSON replaced, twice the same key, or something before it."""
+    """The text cut, with a byte changed, with a token of JSON replaced, twice the same key, or something
+    before it.
+    """
     place = random.randrange(len(text) + 1)
     kind = random.randrange(9)
     if kind == 0:

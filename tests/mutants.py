@@ -2,8 +2,9 @@
 
     python tests/mutants.py [--only NAME ...] [--list] [--seconds N]
 
-Not collected by pytest and not run in CI: all of them take an hour or two. Prints a line for each; exit code 1 when one
-survives, runs out of time or has tests that do not run. What a test cannot notice ("unseen") only counts when one does.
+Not collected by pytest and not run in CI: all of them take an hour or two. Prints a line for each; exit code
+1 when one survives, runs out of time or has tests that do not run. What a test cannot notice ("unseen") only
+counts when one does.
 """
 
 import argparse
@@ -28,7 +29,9 @@ VERDICTS = {0: "SURVIVED", 1: "killed"}  # by pytest's exit code
 
 @dataclass(frozen=True)
 class Mutant:
-    """old stands exactly once in `file`; tests: arguments of pytest; unseen: why no test can notice, else empty."""
+    """old stands exactly once in `file`; tests: arguments of pytest; unseen: why no test can notice, else
+    empty.
+    """
 
     name: str
     bug: str
@@ -83,7 +86,9 @@ def verdict(mutant: Mutant, tree: Path, seconds: float) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         return "no verdict in time", ""
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return VERDICTS.get(ended.returncode, f"tests did not run ({ended.returncode})"), failed[0] if failed else ""
+    return VERDICTS.get(ended.returncode, f"tests did not run ({ended.returncode})"), failed[
+        0
+    ] if failed else ""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -114,8 +119,14 @@ def _run(wanted: Sequence[Mutant], seconds: float) -> int:
                 found, failed = verdict(mutant, tree, seconds)
             expected = "SURVIVED" if mutant.unseen else "killed"
             bad += [] if found == expected else [mutant.name]
-            print(f"{mutant.name:3} {found:10} {time.monotonic() - begun:5.0f} s  {mutant.bug}  {failed}", flush=True)
-    print(f"{len(wanted) - len(bad)} of {len(wanted)} as they must be" + (f"; not {', '.join(bad)}" if bad else ""))
+            print(
+                f"{mutant.name:3} {found:10} {time.monotonic() - begun:5.0f} s  {mutant.bug}  {failed}",
+                flush=True,
+            )
+    print(
+        f"{len(wanted) - len(bad)} of {len(wanted)} as they must be"
+        + (f"; not {', '.join(bad)}" if bad else "")
+    )
     return 1 if bad else 0
 
 

@@ -1,4 +1,6 @@
-"""Slow plain oracles, written from the papers and the published formulas: NumPy in float64, loops, explicit masks."""
+"""Slow plain oracles, written from the papers and the published formulas: NumPy in float64, loops, explicit
+masks.
+"""
 
 import heapq
 import math
@@ -9,7 +11,9 @@ import numpy as np
 
 
 class HeapTree(NamedTuple):
-    """Nodes in pop order, root excluded: tokens, depths from 1, parents (0 is the root, node n is n + 1), scores."""
+    """Nodes in pop order, root excluded: tokens, depths from 1, parents (0 is the root, node n is n + 1),
+    scores.
+    """
 
     tokens: list[int]
     depths: list[int]
@@ -20,10 +24,11 @@ class HeapTree(NamedTuple):
 def heap_tree(
     log_probs: np.ndarray, ids: np.ndarray, budget: int, cap: int | None = None, spine: bool = False
 ) -> HeapTree:
-    """Best-first tree by a heap (DDTree, algorithm 1): pop the best prefix, push its next sibling and its first child.
+    """Best-first tree by a heap (DDTree, algorithm 1): pop the best prefix, push its next sibling and its
+    first child.
 
-    log_probs float32 [depth, K] descending and ids [depth, K]; ties go to the lexicographically smaller rank tuple.
-    spine: the prefixes of first ranks only come before all others.
+    log_probs float32 [depth, K] descending and ids [depth, K]; ties go to the lexicographically smaller rank
+    tuple. spine: the prefixes of first ranks only come before all others.
     """
     depth, width = log_probs.shape
     width = min(width, width if cap is None else cap)
@@ -70,7 +75,9 @@ def follow(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]
     path = [0]
     while True:
         children = [
-            row for row in range(1, len(tokens)) if parents[row] == path[-1] and tokens[row] == choices[path[-1]]
+            row
+            for row in range(1, len(tokens))
+            if parents[row] == path[-1] and tokens[row] == choices[path[-1]]
         ]
         if not children:
             return path
@@ -118,10 +125,14 @@ def _turns(x, positions, frequencies) -> np.ndarray:
     return np.exp(1j * angles).reshape(len(positions), *[1] * (x.ndim - 2), angles.shape[1])
 
 
-def plain_mla(x, weights: dict[str, np.ndarray], positions, frequencies, sees, *, heads, nope, value, eps, scale):
-    """Multi-head latent attention as published, with keys and values of every head (not absorbed), float64 [n, hidden].
+def plain_mla(
+    x, weights: dict[str, np.ndarray], positions, frequencies, sees, *, heads, nope, value, eps, scale
+):
+    """Multi-head latent attention as published, with keys and values of every head (not absorbed), float64
+    [n, hidden].
 
-    weights: q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b, o in the checkpoint's layout, rotary pairs interleaved.
+    weights: q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b, o in the checkpoint's layout, rotary pairs
+    interleaved.
     """
     count = len(x)
     query = rms_norm(x @ weights["q_a"].T, weights["q_a_norm"], eps) @ weights["q_b"].T
@@ -185,7 +196,9 @@ def drafter_layer(
 
 
 def nucleus(probabilities: np.ndarray, top_p: float) -> set[int]:
-    """The fewest most probable tokens whose sum reaches top_p, and those exactly as probable as the last of them."""
+    """The fewest most probable tokens whose sum reaches top_p, and those exactly as probable as the last of
+    them.
+    """
     order = np.argsort(-probabilities, kind="stable")
     total, kept = 0.0, set()
     for token in order:
@@ -207,6 +220,8 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
 
 
 def chi_square_bound(freedom: int, deviations: float = 4.0) -> float:
-    """What the statistic exceeds with the probability of `deviations` normal standard deviations (Wilson-Hilferty)."""
+    """What the statistic exceeds with the probability of `deviations` normal standard deviations
+    (Wilson-Hilferty).
+    """
     spread = 2.0 / (9.0 * freedom)
     return freedom * (1.0 - spread + deviations * math.sqrt(spread)) ** 3

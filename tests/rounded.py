@@ -1,7 +1,9 @@
-"""The target in bfloat16, in plain NumPy: rounded where the model rounds, sums in float32 in an order of one's choice.
+"""The target in bfloat16, in plain NumPy: rounded where the model rounds, sums in float32 in an order of
+one's choice.
 
-Written beside the model, from which it takes the configuration and rotary frequencies only. Weights are unpacked,
-attention is one softmax over a text's own keys, and experts are a loop. Arrays are float32 that hold bfloat16 numbers.
+Written beside the model, from which it takes the configuration and rotary frequencies only. Weights are
+unpacked, attention is one softmax over a text's own keys, and experts are a loop. Arrays are float32 that
+hold bfloat16 numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +50,9 @@ class Rounded:
         positions = np.concatenate([np.arange(len(text)) for text in texts])
         x = self.weights["embed"][np.concatenate(texts)]
         for layer in self.weights["layers"]:
-            x = rounded(x + rounded(self.attention(self.norm(x, layer["input_norm"]), layer, positions, ends)))
+            x = rounded(
+                x + rounded(self.attention(self.norm(x, layer["input_norm"]), layer, positions, ends))
+            )
             x = rounded(x + rounded(self.feed_forward(self.norm(x, layer["post_norm"]), layer)))
         logits = self.product(self.norm(x, self.weights["norm"]), self.weights["head"])
         logits -= logits.max(-1, keepdims=True)
@@ -75,11 +79,15 @@ class Rounded:
         """Of each head in the latent space, [T, heads, D + R]"""
         heads, nope = self.config.num_attention_heads, self.config.qk_nope_head_dim
         made = rounded(self.product(low, layer["q_b"])).reshape(len(low), heads, -1)
-        content = [rounded(self.product(made[:, head, :nope], layer["k_up"][head].T)) for head in range(heads)]
+        content = [
+            rounded(self.product(made[:, head, :nope], layer["k_up"][head].T)) for head in range(heads)
+        ]
         return np.concatenate([np.stack(content, 1), self.turned(made[..., nope:], positions)], 2)
 
     def attended(self, queries: Array, keys: Array) -> Array:
-        """Weighted latents of one text [T, heads, D]; weights are rounded before they are divided by their sum."""
+        """Weighted latents of one text [T, heads, D]; weights are rounded before they are divided by their
+        sum.
+        """
         count, heads, width = queries.shape
         scores = self.product(queries.reshape(-1, width), keys).reshape(count, heads, count)
         sees = np.tri(count, dtype=bool)[:, None]
@@ -110,7 +118,9 @@ class Rounded:
     def routed(self, x: Array, layer: Layer) -> tuple[Array, Array]:
         """Experts of each row and their weights, [T, k]; the bias takes part in the choice only."""
         scores = 1 / (1 + np.exp(-self.product(x, layer["router"])))
-        ids = np.argsort(-(scores + layer["router_bias"]), -1, kind="stable")[:, : self.config.num_experts_per_tok]
+        ids = np.argsort(-(scores + layer["router_bias"]), -1, kind="stable")[
+            :, : self.config.num_experts_per_tok
+        ]
         chosen = np.take_along_axis(scores, ids, -1)
         return ids, chosen / chosen.sum(-1, keepdims=True) * np.float32(self.config.routed_scaling_factor)
 
@@ -126,11 +136,15 @@ def normed(x: Array, weight: Array, eps: float) -> Array:
 
 
 def plain_weights(tree: dict[str, Any], config: TargetConfig) -> dict[str, Any]:
-    """A parameter tree of bfloat16 as NumPy arrays: the ends, and the arrays of each layer, its experts among them."""
+    """A parameter tree of bfloat16 as NumPy arrays: the ends, and the arrays of each layer, its experts among
+    them.
+    """
     widen = lambda array: np.asarray(array).astype(np.float32)
     groups = [{name: widen(stack) for name, stack in tree[group].items()} for group in ("dense", "moe")]
     layers = [
-        {name: stack[index] for name, stack in group.items()} for group in groups for index in range(len(group["o"]))
+        {name: stack[index] for name, stack in group.items()}
+        for group in groups
+        for index in range(len(group["o"]))
     ]
     experts, count = unpacked(tree["experts"]), config.n_routed_experts
     for index, layer in enumerate(layers[config.first_k_dense_replace :]):

@@ -1,7 +1,7 @@
 """What the source says about its own structure: modules, what they import, and the longest way down.
 
-`python tests/structure.py` prints the measures that test_structure.py asserts. Imports are static: those inside
-functions and under TYPE_CHECKING count as well.
+`python tests/structure.py` prints the measures that test_structure.py asserts. Imports are static: those
+inside functions and under TYPE_CHECKING count as well.
 """
 
 import ast

@@ -54,12 +54,16 @@ def commands(text: str) -> set[str]:
 @cache
 def python_files() -> set[str]:
     """Paths of the checkout's Python files."""
-    return {str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")} | {str(ROOT / "run.py")}
+    return {str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")} | {
+        str(ROOT / "run.py")
+    }
 
 
 def exists(path: str) -> bool:
     """A path from the top, or the name of some Python file."""
-    return (ROOT / path).exists() if "/" in path else any(file.endswith(f"/{path}") for file in python_files())
+    return (
+        (ROOT / path).exists() if "/" in path else any(file.endswith(f"/{path}") for file in python_files())
+    )
 
 
 @cache
@@ -143,7 +147,11 @@ def test_imports_of_examples_resolve(page):
     """Python blocks parse, and what they import from this project is there."""
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("jddtree") and node.module != OPTIONAL:
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module.startswith("jddtree")
+                and node.module != OPTIONAL
+            ):
                 parent = import_module(node.module)
                 for alias in node.names:
                     assert hasattr(parent, alias.name) or import_module(f"{node.module}.{alias.name}")
@@ -202,7 +210,8 @@ def test_a_lost_path_is_seen(text, lost):
 
 
 @pytest.mark.parametrize(
-    "command", ["python run.py dance", "python run.py bench round", "python -m jddtree.benchmarks.nothing --help"]
+    "command",
+    ["python run.py dance", "python run.py bench round", "python -m jddtree.benchmarks.nothing --help"],
 )
 def test_a_lost_command_is_seen(command):
     (found,) = commands(f"`{command}`")

@@ -1,4 +1,6 @@
-"""The list of planted bugs fits the program: each text is there once, the change is a program, its tests exist."""
+"""The list of planted bugs fits the program: each text is there once, the change is a program, its tests
+exist.
+"""
 
 import ast
 

@@ -122,12 +122,18 @@ def test_messages_and_prompts_name_the_file(tmp_path: Path, content: bytes) -> N
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"curves": [{"context": 1.5, "rows": [1], "ms": [1]}]}, "1.5 is no whole number from 0 to 2147483647"),
+        (
+            {"curves": [{"context": 1.5, "rows": [1], "ms": [1]}]},
+            "1.5 is no whole number from 0 to 2147483647",
+        ),
         ({"curves": [{"context": 2**31, "rows": [1], "ms": [1]}]}, "2147483648 is no whole number"),
         ({"curves": [{"context": True, "rows": [1], "ms": [1]}]}, "True is no whole number"),
         ({"curves": [{"context": 1, "rows": [10**30], "ms": [1]}]}, "is no whole number from 1 to 1048576"),
         ({"curves": [{"context": 1, "rows": [1], "ms": ["1"]}]}, "ms is '1', but must be a number"),
-        ({"curves": [{"context": 1, "rows": [1], "ms": [1e300]}]}, "ms is 1e+300, but must be a number from 0 to"),
+        (
+            {"curves": [{"context": 1, "rows": [1], "ms": [1e300]}]},
+            "ms is 1e+300, but must be a number from 0 to",
+        ),
         ({"curves": [{"context": 1, "rows": [1], "ms": [1e-300]}]}, "ms must be above 0"),
         ({"draft_ms": True}, "draft_ms is True, but must be a number"),
     ],

@@ -18,8 +18,21 @@ FLOORS = [
     ["converters"],
     ["jddtree.decoding"],
     ["jddtree.models"],
-    ["jddtree.config", "jddtree.parallel", "jddtree.text", "jddtree.results", "jddtree.command", "pallas_kernels"],
-    ["jddtree.drafter_kinds", "jddtree.limits", "jddtree.strict_json", "jddtree.streams", "jddtree.user_files"],
+    [
+        "jddtree.config",
+        "jddtree.parallel",
+        "jddtree.text",
+        "jddtree.results",
+        "jddtree.command",
+        "pallas_kernels",
+    ],
+    [
+        "jddtree.drafter_kinds",
+        "jddtree.limits",
+        "jddtree.strict_json",
+        "jddtree.streams",
+        "jddtree.user_files",
+    ],
     ["jddtree.errors", "jddtree.version"],
 ]
 LEAVES = ("jddtree.text", "jddtree.config", "jddtree.parallel", "jddtree.results", "pallas_kernels")
@@ -45,14 +58,19 @@ def test_imports_point_down(name):
     beside = [
         target
         for target in imports()[name]
-        if target != DOOR and floor(target) == floor(name) and room(target) != room(name) and room(name) in LEAVES
+        if target != DOOR
+        and floor(target) == floor(name)
+        and room(target) != room(name)
+        and room(name) in LEAVES
     ]
     assert not up and not beside, (name, up, beside)
     assert DOOR not in imports()[name], "a module imports what it needs from where it is"
 
 
 def test_no_pair_of_folders_imports_each_other():
-    """Modules at the top of `jddtree` are rooms of their own: a leaf and a door stand beside each other there."""
+    """Modules at the top of `jddtree` are rooms of their own: a leaf and a door stand beside each other
+    there.
+    """
     pairs = {pair: found for pair, found in arrows().items() if "jddtree" not in pair}
     assert not [(pair, pairs[pair], pairs[pair[::-1]]) for pair in pairs if pair[::-1] in pairs]
 
@@ -70,10 +88,14 @@ def test_folders_and_files_are_small():
 
 
 def test_names_tell_modules_apart():
-    """No file repeats its folder's name, none of the package's own modules shares a name, and a prefix that three files
-    of a folder share would be a folder.
+    """No file repeats its folder's name, none of the package's own modules shares a name, and a prefix that
+    three files of a folder share would be a folder.
     """
-    plain = [name.rsplit(".", 1)[1] for name, path in modules().items() if "." in name and path.name != "__init__.py"]
+    plain = [
+        name.rsplit(".", 1)[1]
+        for name, path in modules().items()
+        if "." in name and path.name != "__init__.py"
+    ]
     ours = [
         name.rsplit(".", 1)[1]
         for name, path in modules().items()
@@ -84,7 +106,9 @@ def test_names_tell_modules_apart():
         words = [name.rsplit(".", 1)[1] for name in files]
         parent = place.rsplit(".", 1)[-1]
         assert not [word for word in words if word in (parent, parent.rstrip("s"))], place
-        assert not [prefix for prefix, count in Counter(w.split("_")[0] for w in words).items() if count > 2], place
+        assert not [
+            prefix for prefix, count in Counter(w.split("_")[0] for w in words).items() if count > 2
+        ], place
 
 
 def test_every_folder_is_drawn_in_the_readme():

@@ -23,9 +23,13 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, name: str) -> None:
     with open(tmp_path / "large", "wb") as file:
         file.truncate(1 << 40)
     reasons = {
-        "/dev/zero": "more than 1,000 bytes", "large": "more than 1,000 bytes", "folder": "Is a directory",
-        "missing": "No such file", "latin": "not UTF-8 text", "a\0b": "null byte",
-    }  # fmt: skip
+        "/dev/zero": "more than 1,000 bytes",
+        "large": "more than 1,000 bytes",
+        "folder": "Is a directory",
+        "missing": "No such file",
+        "latin": "not UTF-8 text",
+        "a\0b": "null byte",
+    }
     with pytest.raises(UserError, match=reasons[name]) as caught:
         read_text(tmp_path / name, "--cost", 1000)
     assert str(caught.value).startswith(f"--cost {tmp_path / name} ")

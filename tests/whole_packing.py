@@ -1,7 +1,8 @@
-"""Whole projections packed and unpacked, with every shape checked: what the tests of `converters/packing.py` go by.
+"""Whole projections packed and unpacked, with every shape checked: what the tests of `converters/packing.py`
+go by.
 
-pack_* give the words and the scales of one projection at once; unpack_* are their inverses, which no product needs.
-ValueError: H or I is no multiple of 64, or shapes and dtypes do not fit together.
+pack_* give the words and the scales of one projection at once; unpack_* are their inverses, which no product
+needs. ValueError: H or I is no multiple of 64, or shapes and dtypes do not fit together.
 """
 
 import numpy as np
@@ -46,7 +47,9 @@ def pack_gate_up(
 
 
 def unpack_gate_up(words: Array, scales: Array) -> tuple[Array, Array, Array, Array]:
-    """(gate_up, gate_up_scale) -> gate words int32, gate scale uint16 bits, up words int32, up scale uint16 bits."""
+    """(gate_up, gate_up_scale) -> gate words int32, gate scale uint16 bits, up words int32, up scale uint16
+    bits.
+    """
     experts, tiles, groups = words.shape[:3]
     _require_shape(words, (experts, tiles, groups, 256))
     _require_shape(scales, (experts, tiles, groups, 32))
@@ -54,7 +57,9 @@ def unpack_gate_up(words: Array, scales: Array) -> tuple[Array, Array, Array, Ar
     halves = _contiguous(scales).view(np.uint16).reshape(experts * tiles, groups, 32, 2)
     shape = (experts, tiles * UNIT_ROWS, groups)
     gate, up = (_unpack_unit(by_unit[:, :, unit], (*shape[:2], groups * 4)) for unit in range(2))
-    gate_scale, up_scale = (np.ascontiguousarray(halves[..., u].swapaxes(1, 2)).reshape(shape) for u in range(2))
+    gate_scale, up_scale = (
+        np.ascontiguousarray(halves[..., u].swapaxes(1, 2)).reshape(shape) for u in range(2)
+    )
     return gate, gate_scale, up, up_scale
 
 
@@ -82,7 +87,9 @@ def unpack_down(words: Array, scales: Array) -> Pair:
 
 
 def _unpack_unit(packed: Array, shape: tuple[int, int, int]) -> Array:
-    """The inverse of _pack_unit: packed uint32 [tiles, K/32, g, t, i] -> int32 words of the shape [E, N, K/8]."""
+    """The inverse of _pack_unit: packed uint32 [tiles, K/32, g, t, i] -> int32 words of the shape [E, N,
+    K/8].
+    """
     tiles, groups = packed.shape[:2]
     out = np.empty(shape, np.int32)
     target = out.view(np.uint32).reshape(tiles, 8, 4, groups, 4)  # tile, g, i, group, t
@@ -111,7 +118,9 @@ def _sizes(words: Array, scale: Array, name: str) -> tuple[int, int, int]:
 
 def _require_multiples(hidden: int, intermediate: int) -> None:
     if hidden % 64 or intermediate % 64:
-        raise ValueError(f"hidden size {hidden} and intermediate size {intermediate} must both be multiples of 64")
+        raise ValueError(
+            f"hidden size {hidden} and intermediate size {intermediate} must both be multiples of 64"
+        )
 
 
 def _require_shape(array: Array, shape: tuple[int, ...]) -> None:

@@ -1,9 +1,10 @@
 """One run of a conversion: streaming, in bounded memory, resumable at any moment.
 
-Every block of `converters.storage.plan` is read, brought to the store's order, summed and written to its place by one
-thread, so memory is that of a few blocks (an expert, or 32 MiB) and files are read from front to back. Finished blocks
-are synced and then noted in the journal; a run that finds a journal does what is missing. A block always gives the same
-bytes, so the finished store does not show how often it was interrupted. The manifest comes last.
+Every block of `converters.storage.plan` is read, brought to the store's order, summed and written to its
+place by one thread, so memory is that of a few blocks (an expert, or 32 MiB) and files are read from front to
+back. Finished blocks are synced and then noted in the journal; a run that finds a journal does what is
+missing. A block always gives the same bytes, so the finished store does not show how often it was
+interrupted. The manifest comes last.
 """
 
 import errno
@@ -64,7 +65,8 @@ class Conversion:
         elif header != identity:
             found = changes(header, identity) or ["the program"]
             raise UserError(
-                f"the source changed since the conversion into {self.out} began: {', '.join(found)}; put back what it "
+                f"the source changed since the conversion into {self.out} began: {', '.join(found)}; put "
+                "back what it "
                 "was, or start over with --force"
             )
         lost = [number for number in self.journal.done if not self._present(number)]
@@ -72,7 +74,9 @@ class Conversion:
             del self.journal.done[number]
 
     def _present(self, number: int) -> bool:
-        """Whether a noted block exists with a sum for each file, and its files are still long enough to hold it."""
+        """Whether a noted block exists with a sum for each file, and its files are still long enough to hold
+        it.
+        """
         if number >= len(self.plan.blocks):
             return False
         part, block = self.plan.blocks[number]
@@ -93,15 +97,18 @@ class Conversion:
     def _no_space(self, missing: int, free: int) -> UserError:
         return UserError(
             f"the disk of {self.out} is too full: the store needs {self.plan.nbytes / GB:.3f} GB, of which "
-            f"{max(0, missing) / GB:.3f} GB are not written yet, and {free / GB:.3f} GB are free; make room and run "
+            f"{max(0, missing) / GB:.3f} GB are not written yet, and {free / GB:.3f} GB are free; make "
+            "room and run "
             "the same command again, it resumes"
         )
 
     def _no_such_size(self) -> UserError:
         largest = max(size for part in self.plan.parts for size in part.sizes.values())
         return UserError(
-            f"a file of {self.out} would be larger than this process may write (ulimit -f) or its file system allows: "
-            f"the largest has {largest / GB:.3f} GB; raise that limit and run the same command again, it resumes"
+            f"a file of {self.out} would be larger than this process may write (ulimit -f) or its file "
+            "system allows: "
+            f"the largest has {largest / GB:.3f} GB; raise that limit and run the same command again, it "
+            "resumes"
         )
 
     @contextmanager
@@ -114,7 +121,8 @@ class Conversion:
                 raise self._no_such_size() from None
             if error.errno not in FULL:
                 raise UserError(
-                    f"the conversion into {self.out} cannot go on: {error}; mend that and run the same command again, "
+                    f"the conversion into {self.out} cannot go on: {error}; mend that and run the same "
+                    "command again, "
                     "it resumes"
                 ) from None
             missing = self.plan.nbytes - self.resumed - self.written
@@ -179,7 +187,9 @@ class Conversion:
         """Note all written blocks once their data is on the disk. After an error nobody knows what is."""
         self.sure = False
         blocks = [self.plan.blocks[number] for number in self.unsynced]
-        for name in sorted({f"{part.name}/{name}" for part, block in blocks for _, name in _files(part, block)}):
+        for name in sorted(
+            {f"{part.name}/{name}" for part, block in blocks for _, name in _files(part, block)}
+        ):
             sync_file(self.out / name)
         self.journal.add(self.unsynced)
         self.unsynced, self.sure = {}, True
@@ -195,13 +205,15 @@ class Conversion:
                 sync_file(target)
                 sums[name] = File(target.stat().st_size, sum_of_file(target))
             parameters = {
-                path: (entry.shape, part.reader.stored(path).name) for path, entry in part.reader.table.items()
+                path: (entry.shape, part.reader.stored(path).name)
+                for path, entry in part.reader.table.items()
             }
             parts[part.name] = Part(part.source, parameters, sums)
         for part in self.plan.parts:
             if not unchanged(part):
                 raise UserError(
-                    f"{part.folder} changed while it was converted; put back what it was, or start over with --force"
+                    f"{part.folder} changed while it was converted; put back what it was, or start over "
+                    "with --force"
                 )
         for folder in {path.parent for path in self.out.rglob("*") if path.is_file()}:
             sync_folder(folder)
@@ -227,7 +239,9 @@ class Conversion:
 
 
 def _clear(out: Path) -> None:
-    """Remove a store or what there is of one; the manifest first, so that what is left does not look complete."""
+    """Remove a store or what there is of one; the manifest first, so that what is left does not look
+    complete.
+    """
     for name in (MANIFEST, MANIFEST + PARTIAL):
         (out / name).unlink(missing_ok=True)
     for name in PARTS:

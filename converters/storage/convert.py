@@ -19,8 +19,8 @@ from jddtree.errors import UserError
 class Outcome:
     """What a call did.
 
-    written, resumed: bytes of .bin files written by this call, and found from earlier ones. compared: blocks that
-    --verify compared with the source, None without it. seconds: of everything.
+    written, resumed: bytes of .bin files written by this call, and found from earlier ones. compared: blocks
+    that --verify compared with the source, None without it. seconds: of everything.
     """
 
     plan: Plan
@@ -40,14 +40,15 @@ def convert(
     force: bool = False,
     progress: StageProgress | None = None,
 ) -> Outcome:
-    """Convert a Kimi K2.6 folder, and a DFlash drafter folder, to the store `out`; go on with an unfinished one.
+    """Convert a Kimi K2.6 folder, and a DFlash drafter folder, to the store `out`; go on with an unfinished
+    one.
 
-    dry_run: only plan; nothing is written and faults are only in the plan. verify: check all checksums and compare
-    samples with the source, afterwards, or only that when `out` is complete. force: start over.
-    progress: called with ("Converting" or "Verifying", bytes done, bytes in all).
-    Raises UserError for folders that cannot be converted (all differences in one), a complete store without `force` or
-    `verify`, a folder with other content, a source that changed since the conversion began, another conversion into
-    the same folder, a full disk, and what `verify` finds.
+    dry_run: only plan; nothing is written and faults are only in the plan. verify: check all checksums and
+    compare samples with the source, afterwards, or only that when `out` is complete. force: start over.
+    progress: called with ("Converting" or "Verifying", bytes done, bytes in all). Raises UserError for
+    folders that cannot be converted (all differences in one), a complete store without `force` or `verify`, a
+    folder with other content, a source that changed since the conversion began, another conversion into the
+    same folder, a full disk, and what `verify` finds.
     """
     begun, out = time.perf_counter(), Path(out)
     plan = make_plan(target, draft)
@@ -74,6 +75,8 @@ def _check_folder(out: Path, plan: Plan, force: bool) -> None:
         raise UserError(f"{out} is a complete store; check it with --verify, or make it again with --force")
     ours = (out / JOURNAL).exists() or (out / MANIFEST).is_file()
     if not ours and out.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out {out} has other files and no unfinished conversion; give a new or an empty folder")
+        raise UserError(
+            f"--out {out} has other files and no unfinished conversion; give a new or an empty folder"
+        )
     if any(out.resolve().is_relative_to(part.folder.resolve()) for part in plan.parts):
         raise UserError(f"--out {out} lies in a folder that is read; give another one")

@@ -1,9 +1,10 @@
-"""CRC-32 of a file whose parts were summed in any order, by any thread (the sum is that of zlib, gzip and zip).
+"""CRC-32 of a file whose parts were summed in any order, by any thread (the sum is that of zlib, gzip and
+zip).
 
-Why this sum: 2.7 GB/s on one core here, against 1.3 for SHA-1 and SHA-256 and 0.6 for BLAKE2b; and two sums combine to
-the sum of both parts one after the other, so a file that is written by many threads and over several runs gets the sum
-that `crc32` of a shell prints for it. Method: zlib's crc32_combine (the sum is linear over bits; appending a zero byte
-is a 32 x 32 bit matrix).
+Why this sum: 2.7 GB/s on one core here, against 1.3 for SHA-1 and SHA-256 and 0.6 for BLAKE2b; and two sums
+combine to the sum of both parts one after the other, so a file that is written by many threads and over
+several runs gets the sum that `crc32` of a shell prints for it. Method: zlib's crc32_combine (the sum is
+linear over bits; appending a zero byte is a 32 x 32 bit matrix).
 """
 
 import zlib

@@ -1,9 +1,10 @@
-"""The journal of a conversion: which blocks are on the disk, and their checksums. It is what resuming starts from.
+"""The journal of a conversion: which blocks are on the disk, and their checksums. It is what resuming starts
+from.
 
-A text file: the identity of the conversion in the first line, then one line for each finished block. Lines are added
-only after the blocks' data was synced, so what it says holds after a power failure too. A last line that was cut off
-is dropped, and a line that says something else is dropped with all that follow it. A lock keeps a second conversion
-out of the same folder.
+A text file: the identity of the conversion in the first line, then one line for each finished block. Lines
+are added only after the blocks' data was synced, so what it says holds after a power failure too. A last line
+that was cut off is dropped, and a line that says something else is dropped with all that follow it. A lock
+keeps a second conversion out of the same folder.
 """
 
 import fcntl
@@ -97,7 +98,8 @@ class Journal:
     def _check(self, value: Mapping[str, Any]) -> None:
         if value["version"] != VERSION:
             raise UserError(
-                f"{self.directory} was begun by another version (store version {value['version']}, this program writes "
+                f"{self.directory} was begun by another version (store version {value['version']}, this "
+                "program writes "
                 f"{VERSION}); start over with --force"
             )
 

@@ -1,6 +1,8 @@
-"""The manifest of a store: what every file must be. It is written last, so a store never looks complete before it is.
+"""The manifest of a store: what every file must be. It is written last, so a store never looks complete
+before it is.
 
-manifest.json holds {format, version, parts}; a part has {source, parameters, files}. Nothing in it depends on time.
+manifest.json holds {format, version, parts}; a part has {source, parameters, files}. Nothing in it depends on
+time.
 """
 
 import json
@@ -26,7 +28,11 @@ JOURNAL = "convert.journal"  # there while a conversion is unfinished
 PARTS = ("target", "drafter")
 CRC = re.compile("[0-9a-f]{1,8}")
 SHOWN = 300  # characters of what is wrong with a manifest
-DTYPES: Mapping[str, npt.DTypeLike] = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "int32": np.int32}
+DTYPES: Mapping[str, npt.DTypeLike] = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "int32": np.int32,
+}
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,8 @@ class File:
 class Part:
     """What the manifest says about a target or drafter.
 
-    source: fingerprint of the folder it was made from (`converters.storage.plan`). parameters: path to (shape, dtype
-    name). files: by path in the part's folder.
+    source: fingerprint of the folder it was made from (`converters.storage.plan`). parameters: path to
+    (shape, dtype name). files: by path in the part's folder.
     """
 
     source: Mapping[str, Any]
@@ -73,10 +79,12 @@ def manifest_text(parts: Mapping[str, Part]) -> str:
                 name: {
                     "source": part.source,
                     "parameters": {
-                        path: {"shape": list(shape), "dtype": dtype} for path, (shape, dtype) in part.parameters.items()
+                        path: {"shape": list(shape), "dtype": dtype}
+                        for path, (shape, dtype) in part.parameters.items()
                     },
                     "files": {
-                        path: {"bytes": file.nbytes, "crc32": f"{file.crc32:08x}"} for path, file in part.files.items()
+                        path: {"bytes": file.nbytes, "crc32": f"{file.crc32:08x}"}
+                        for path, file in part.files.items()
                     },
                 }
                 for name, part in parts.items()
@@ -87,16 +95,19 @@ def manifest_text(parts: Mapping[str, Part]) -> str:
 
 
 def read_manifest(directory: Path) -> dict[str, Part]:
-    """The parts of a store. Raises UserError for another version, for what is no manifest, and for one that names files
-    outside the store.
+    """The parts of a store. Raises UserError for another version, for what is no manifest, and for one that
+    names files outside the store.
     """
     path = Path(directory) / MANIFEST
     values = read_json(path)
     if values.get("format") != FORMAT:
-        raise UserError(f"{path} is no manifest of a store (format {values.get('format')!r}, wanted {FORMAT!r})")
+        raise UserError(
+            f"{path} is no manifest of a store (format {values.get('format')!r}, wanted {FORMAT!r})"
+        )
     if values.get("version") != VERSION:
         raise UserError(
-            f"{directory} is a store of version {values.get('version')!r}, but this program reads version {VERSION}; "
+            f"{directory} is a store of version {values.get('version')!r}, but this program reads "
+            f"version {VERSION}; "
             "convert the checkpoint again with --force"
         )
     try:

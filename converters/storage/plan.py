@@ -1,7 +1,7 @@
 """What a conversion will do: the parts, the blocks of work, and the fingerprint of the folders that it reads.
 
-The fingerprint is in the manifest: names, sizes, and a digest of index, headers and small files. Times of change are
-kept beside it only while a conversion runs, to notice a source that changes under it.
+The fingerprint is in the manifest: names, sizes, and a digest of index, headers and small files. Times of
+change are kept beside it only while a conversion runs, to notice a source that changes under it.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ COPIED = (  # where a folder has them
 class PartPlan:
     """One folder to convert.
 
-    sizes: bytes of every .bin file, by path in the part's folder. faults: phrases about tensors that do not fit.
-    source: the fingerprint. stamps: time of change of every file that is read, in nanoseconds.
+    sizes: bytes of every .bin file, by path in the part's folder. faults: phrases about tensors that do not
+    fit. source: the fingerprint. stamps: time of change of every file that is read, in nanoseconds.
     """
 
     name: str
@@ -76,7 +76,9 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """What must stay the same for an unfinished conversion to go on."""
-        digest = hashlib.sha256(repr([(part.name, block) for part, block in self.blocks]).encode()).hexdigest()
+        digest = hashlib.sha256(
+            repr([(part.name, block) for part, block in self.blocks]).encode()
+        ).hexdigest()
         parts = {part.name: {**part.source, "changed": dict(part.stamps)} for part in self.parts}
         return {"block_bytes": BLOCK_BYTES, "blocks": digest, "parts": parts}
 
@@ -84,8 +86,8 @@ class Plan:
 def make_plan(target: Path, draft: Path | None = None) -> Plan:
     """Plan the conversion of a target and, if given, its drafter.
 
-    Raises UserError for a folder that cannot be read, a configuration that is not supported, and a drafter for another
-    target. Tensors that are missing or not wanted are in `PartPlan.faults`.
+    Raises UserError for a folder that cannot be read, a configuration that is not supported, and a drafter
+    for another target. Tensors that are missing or not wanted are in `PartPlan.faults`.
     """
     target = Path(target)
     config = target_config(target)
@@ -94,7 +96,11 @@ def make_plan(target: Path, draft: Path | None = None) -> Plan:
         drafter = read_config(draft := Path(draft))
         check_pair(config, drafter)
         parts.append(_part("drafter", draft, format_of(drafter).reader(draft, drafter, check=False)))
-    blocks = [] if any(part.faults for part in parts) else [(part, block) for part in parts for block in _ordered(part)]
+    blocks = (
+        []
+        if any(part.faults for part in parts)
+        else [(part, block) for part in parts for block in _ordered(part)]
+    )
     return Plan(tuple(parts), tuple(blocks))
 
 

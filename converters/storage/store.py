@@ -1,4 +1,5 @@
-"""A store: the parameters of a target and its drafter as plain files, in the global layout that every mesh slices.
+"""A store: the parameters of a target and its drafter as plain files, in the global layout that every mesh
+slices.
 
     STORE/manifest.json           written last; a folder without it is no store
     STORE/target/embed.bin        a parameter without layers
@@ -6,9 +7,10 @@
     STORE/target/config.json      and the other small files, copied
     STORE/drafter/...             only when a drafter was converted
 
-A .bin file holds the piece of `converters.pieces.layout`, little-endian and C-ordered, nothing else: bfloat16 (float32
-where the checkpoint has it), float32 for the router's bias, int32 for experts in the order of `converters.packing`.
-Nothing depends on the number of devices, on time or on the machine. docs/store.md says why it is made so.
+A .bin file holds the piece of `converters.pieces.layout`, little-endian and C-ordered, nothing else: bfloat16
+(float32 where the checkpoint has it), float32 for the router's bias, int32 for experts in the order of
+`converters.packing`. Nothing depends on the number of devices, on time or on the machine. docs/store.md says
+why it is made so.
 """
 
 import math
@@ -59,8 +61,8 @@ STORABLE: Mapping[str, tuple[str, ...]] = {  # types of a parameter's values, by
 class Store:
     """A complete store whose files all have their size.
 
-    Raises UserError for another folder, an unfinished conversion, another format version, a manifest that cannot be
-    read, and files that are missing or have another size. Contents are only read by `check`.
+    Raises UserError for another folder, an unfinished conversion, another format version, a manifest that
+    cannot be read, and files that are missing or have another size. Contents are only read by `check`.
     """
 
     def __init__(self, directory: Path):
@@ -71,11 +73,15 @@ class Store:
         self._check_sizes()
 
     def folder(self, part: str) -> Path:
-        """The folder of "target" or "drafter", with config.json and, for the target, tokenizer and chat template."""
+        """The folder of "target" or "drafter", with config.json and, for the target, tokenizer and chat
+        template.
+        """
         return self.directory / part
 
     def reader(self, part: str) -> "StoreReader":
-        """The parameters of "target" or "drafter". Raises UserError where config.json needs others than are stored."""
+        """The parameters of "target" or "drafter". Raises UserError where config.json needs others than are
+        stored.
+        """
         folder = self.folder(part)
         if part not in self.parts:
             have = " and a ".join(self.parts)
@@ -87,7 +93,9 @@ class Store:
             table = format_of(config := read_config(folder)).parameters(config)
         found = {path: shape for path, (shape, _) in self.parts[part].parameters.items()}
         if found != {path: entry.shape for path, entry in table.items()}:
-            raise UserError(f"{folder / 'config.json'} describes another model than {MANIFEST}; convert again")
+            raise UserError(
+                f"{folder / 'config.json'} describes another model than {MANIFEST}; convert again"
+            )
         self._check_pieces(part, table)
         return StoreReader(folder, table, self.parts[part])
 
@@ -96,7 +104,11 @@ class Store:
 
         progress: called with (bytes done, bytes in all).
         """
-        files = [(f"{part}/{name}", file) for part, entry in self.parts.items() for name, file in entry.files.items()]
+        files = [
+            (f"{part}/{name}", file)
+            for part, entry in self.parts.items()
+            for name, file in entry.files.items()
+        ]
         total, done, damaged = sum(file.nbytes for _, file in files), 0, []
         with ThreadPoolExecutor(workers()) as pool:
             sums = pool.map(lambda item: sum_of_file(self.directory / item[0]), files)
@@ -110,7 +122,9 @@ class Store:
             raise _damaged(self.directory, damaged)
 
     def _check_pieces(self, part: str, table: Table) -> None:
-        """Whether the manifest gives every piece a type that its parameter may have, and the bytes that it needs."""
+        """Whether the manifest gives every piece a type that its parameter may have, and the bytes that it
+        needs.
+        """
         entry = self.parts[part]
         for name, path, _, cut in part_files(table):
             dtype = entry.parameters[path][1]
@@ -147,7 +161,9 @@ class StoreReader:
     def fill(self, path: str, piece: int, index: Index, out: Array) -> None:
         """See `Reader`."""
         cut = layout(self.table, path)
-        out[...] = map_piece(self.folder / file_name(path, cut, piece), self.stored(path), cut.shape, index)[index]
+        out[...] = map_piece(self.folder / file_name(path, cut, piece), self.stored(path), cut.shape, index)[
+            index
+        ]
 
     def report(self, dtype: npt.DTypeLike) -> Report:
         """See `Reader`; tensors are the store's files."""
@@ -183,7 +199,9 @@ def sum_of_file(path: Path) -> int:
 
 def _no_store(directory: Path) -> UserError:
     if os.path.isfile(directory / JOURNAL):
-        return UserError(f"{directory} is an unfinished conversion; run the same convert command again, it resumes")
+        return UserError(
+            f"{directory} is an unfinished conversion; run the same convert command again, it resumes"
+        )
     return UserError(f"{directory} is no store: it has no {MANIFEST}; give a folder that convert wrote")
 
 

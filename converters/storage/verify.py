@@ -1,4 +1,6 @@
-"""Whether a store is what its source gives: all checksums, the source's fingerprint, and samples value by value."""
+"""Whether a store is what its source gives: all checksums, the source's fingerprint, and samples value by
+value.
+"""
 
 import random
 from collections.abc import Callable
@@ -20,15 +22,16 @@ def compare(plan: Plan, store: Store, progress: Callable[[str, int, int], None] 
     """Check every checksum of the store and compare one block of every parameter, and more, with the source.
 
     progress: called with ("Verifying", bytes done, bytes in all). Returns how many blocks were compared.
-    Raises UserError naming damaged files, what of the source is not what the store was made from, and values that
-    differ.
+    Raises UserError naming damaged files, what of the source is not what the store was made from, and values
+    that differ.
     """
     store.check(None if progress is None else lambda done, total: progress("Verifying", done, total))
     made = {name: part.source for name, part in store.parts.items()}
     found = changes({"parts": made}, {"parts": {part.name: part.source for part in plan.parts}})
     if found:
         raise UserError(
-            f"{store.directory} was made from another source: {', '.join(found)}; give the one it was made from"
+            f"{store.directory} was made from another source: {', '.join(found)}; give the one it was "
+            "made from"
         )
     chosen = _sample(plan)
     readers = {part.name: store.reader(part.name) for part in plan.parts}

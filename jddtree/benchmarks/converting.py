@@ -2,9 +2,10 @@
 
 python -m jddtree.benchmarks.converting FOLDER --output docs/results/convert-cpu.json
 
-Makes a random checkpoint of one dense and some MoE layers of Kimi K2.6 in FOLDER, copies and converts it by turns with
-the files out of the page cache, then converts it once more while killing it at random moments. Each command is followed
-by sync, which counts. FOLDER needs room for the checkpoint twice; everything made in it is removed.
+Makes a random checkpoint of one dense and some MoE layers of Kimi K2.6 in FOLDER, copies and converts it by
+turns with the files out of the page cache, then converts it once more while killing it at random moments.
+Each command is followed by sync, which counts. FOLDER needs room for the checkpoint twice; everything made in
+it is removed.
 """
 
 import argparse
@@ -28,20 +29,23 @@ from jddtree import results
 
 MODULE = "jddtree.benchmarks.converting"
 MB = 1e6
-# What is measured and killed: a process without JAX that prints the bytes done, then the peak of its resident memory,
-# which the kernel resets at exec (ru_maxrss does not: it keeps the parent's).
+# What is measured and killed: a process without JAX that prints the bytes done, then the peak of its resident
+# memory, which the kernel resets at exec (ru_maxrss does not: it keeps the parent's).
 CHILD = """
 import sys
 from pathlib import Path
 from converters.storage.convert import convert
 
-convert(Path(sys.argv[1]), None, Path(sys.argv[2]), progress=lambda stage, done, total: print(done, flush=True))
+tell = lambda stage, done, total: print(done, flush=True)
+convert(Path(sys.argv[1]), None, Path(sys.argv[2]), progress=tell)
 status = Path("/proc/self/status").read_text().splitlines()
 print(1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM")))
 """
 
 
-def measure(folder: Path, moe_layers: int, experts: int, rounds: int, kills: int, seed: int) -> list[dict[str, Any]]:
+def measure(
+    folder: Path, moe_layers: int, experts: int, rounds: int, kills: int, seed: int
+) -> list[dict[str, Any]]:
     """One row for each step; bytes, seconds and MB/s (10^6 bytes)."""
     source, copy, store = folder / "source", folder / "copy", folder / "store"
     sizes = {"num_hidden_layers": 1 + moe_layers, "n_routed_experts": experts, "vocab_size": 1280}
@@ -57,7 +61,9 @@ def measure(folder: Path, moe_layers: int, experts: int, rounds: int, kills: int
             ("convert", [sys.executable, "-c", CHILD, str(source), str(store)], store),
         ):
             rows.append(_command(step, number, arguments, source, total))
-            sums = {path.relative_to(out): sum_of_file(path) for path in sorted(out.rglob("*")) if path.is_file()}
+            sums = {
+                path.relative_to(out): sum_of_file(path) for path in sorted(out.rglob("*")) if path.is_file()
+            }
             shutil.rmtree(out)
     for row in rows:
         if row["step"] == "convert":
@@ -65,7 +71,9 @@ def measure(folder: Path, moe_layers: int, experts: int, rounds: int, kills: int
     best = {step: min(row["seconds"] for row in rows if row["step"] == step) for step in ("cp", "convert")}
     rows.append({"step": "ratio", "convert_to_cp_speed": best["cp"] / best["convert"]})
     rows.append(_killed(source, store, kills, seed))
-    again = {path.relative_to(store): sum_of_file(path) for path in sorted(store.rglob("*")) if path.is_file()}
+    again = {
+        path.relative_to(store): sum_of_file(path) for path in sorted(store.rglob("*")) if path.is_file()
+    }
     rows[-1]["identical"] = again == sums
     verified = _timed(lambda: convert(source, None, store, verify=True))
     rows.append({"step": "verify", "seconds": verified, "mb_per_s": total / verified / MB})
@@ -91,7 +99,9 @@ def _killed(source: Path, store: Path, kills: int, seed: int) -> dict[str, Any]:
         process.wait()
         process.stdout.close()
         if process.returncode != -signal.SIGKILL or (store / "manifest.json").exists():
-            raise RuntimeError(f"the process ended with {process.returncode} instead of being killed at {point}")
+            raise RuntimeError(
+                f"the process ended with {process.returncode} instead of being killed at {point}"
+            )
     outcome = convert(source, None, store)
     return {
         "step": "killed",

@@ -1,7 +1,9 @@
-"""Tables of the documentation, made from the results files: `python -m jddtree.benchmarks.readme` writes them in.
+"""Tables of the documentation, made from the results files: `python -m jddtree.benchmarks.readme` writes them
+in.
 
-A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`, with a caption of one line: the command,
-where it is short enough, day, card and version. A method that a file has by an alias is shown by its name.
+A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`, with a caption of one line: the
+command, where it is short enough, day, card and version. A method that a file has by an alias is shown by its
+name.
 """
 
 import json
@@ -51,19 +53,32 @@ KERNEL_COLUMNS = {
 }
 MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
     **{
-        f"docs/results/eval-cpu.json {name}": partial(score_tables.table_of, name=name) for name in score_tables.COLUMNS
+        f"docs/results/eval-cpu.json {name}": partial(score_tables.table_of, name=name)
+        for name in score_tables.COLUMNS
     },
-    "docs/results/coupling-cpu.json": lambda rows: results.table(of_table(rows, "coupling"), coupling.COLUMNS),
-    "docs/results/coupling-cpu.json tau": lambda rows: results.table(of_table(rows, "tau"), coupling.TAU_COLUMNS),
-    "docs/results/auto-budget-cpu.json": lambda rows: results.table(of_table(rows, "auto"), auto_budget.COLUMNS),
-    "jddtree/assets/micro/calibration.json": lambda rows: results.table(of_table(rows, "check"), calibrating.COLUMNS),
+    "docs/results/coupling-cpu.json": lambda rows: results.table(
+        of_table(rows, "coupling"), coupling.COLUMNS
+    ),
+    "docs/results/coupling-cpu.json tau": lambda rows: results.table(
+        of_table(rows, "tau"), coupling.TAU_COLUMNS
+    ),
+    "docs/results/auto-budget-cpu.json": lambda rows: results.table(
+        of_table(rows, "auto"), auto_budget.COLUMNS
+    ),
+    "jddtree/assets/micro/calibration.json": lambda rows: results.table(
+        of_table(rows, "check"), calibrating.COLUMNS
+    ),
     "docs/results/ngram-cpu.json": lambda rows: results.table(rows, ngram.COLUMNS),
     "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
     "docs/results/kernels-h200.json": kernels_table.summary,
-    "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
+    "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(
+        defaults(rows), KERNEL_COLUMNS
+    ),
     "docs/results/step-h200.json": lambda rows: step_table.stages(rows, _rows(PEERS_STEP)),
     "docs/results/step-h200.json shortest": lambda rows: step_table.shortest(rows, _rows(PEERS_STEP)),
-    "docs/results/step-h200.json beside its peer": lambda rows: step_table.beside_peer(rows, _rows(PEERS_STEP)),
+    "docs/results/step-h200.json beside its peer": lambda rows: step_table.beside_peer(
+        rows, _rows(PEERS_STEP)
+    ),
     PEERS_STEP: step_table.peers,
     "docs/results/step-h200.json roofline": step_table.roofline,
     "docs/results/step-h200.json one pass": lambda rows: step_table.parts(rows, 33, 4096),
@@ -75,8 +90,12 @@ MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
 
 
 def renamed(rows: list[results.Row]) -> list[results.Row]:
-    """Rows of a file as written, with today's names of implementations: "pallas" was that of the Triton kernels."""
-    return [row | {"implementation": "triton"} if row.get("implementation") == "pallas" else row for row in rows]
+    """Rows of a file as written, with today's names of implementations: "pallas" was that of the Triton
+    kernels.
+    """
+    return [
+        row | {"implementation": "triton"} if row.get("implementation") == "pallas" else row for row in rows
+    ]
 
 
 def of_table(rows: list[results.Row], name: str) -> list[results.Row]:
@@ -85,7 +104,9 @@ def of_table(rows: list[results.Row], name: str) -> list[results.Row]:
 
 
 def defaults(rows: list[results.Row]) -> list[results.Row]:
-    """Whole kernels that have a peer, uniform routing and 8 heads, by the implementation that a Hopper GPU uses."""
+    """Whole kernels that have a peer, uniform routing and 8 heads, by the implementation that a Hopper GPU
+    uses.
+    """
 
     def shown(row: results.Row) -> bool:
         if row["kernel"] == "expert_layer":
@@ -108,8 +129,12 @@ def _rows(name: str) -> list[results.Row]:
 
 def _table(found: re.Match[str], root: Path) -> str:
     measured = json.loads((root / found[2].split()[0]).read_text(encoding="utf-8"))
-    rows = [row | {"method": method_of(row["method"])} if "method" in row else row for row in measured["rows"]]
-    return f"{found[1]}{MADE_BY[found[2]](renamed(rows))}\n\n{caption(measured, found[2].split()[0])}\n{found[3]}"
+    rows = [
+        row | {"method": method_of(row["method"])} if "method" in row else row for row in measured["rows"]
+    ]
+    name = found[2]
+    body = MADE_BY[name](renamed(rows))
+    return f"{found[1]}{body}\n\n{caption(measured, name.split()[0])}\n{found[3]}"
 
 
 def caption(measured: dict[str, Any], file: str) -> str:

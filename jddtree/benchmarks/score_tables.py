@@ -4,16 +4,34 @@ from jddtree import results
 
 COLUMNS = {
     "scores": {
-        "task": "", "metric": "", "value": ".4f", "stderr": ".4f", "n": "d", "errors": "d", "tokens": "d",
-        "acceptance_length": ".2f", "seconds": ".0f",
+        "task": "",
+        "metric": "",
+        "value": ".4f",
+        "stderr": ".4f",
+        "n": "d",
+        "errors": "d",
+        "tokens": "d",
+        "acceptance_length": ".2f",
+        "seconds": ".0f",
     },
     "compare": {
-        "dtype": "", "method": "", "tokens": "d", "rounds": "d", "acceptance_length": ".2f", "prompts": "d",
+        "dtype": "",
+        "method": "",
+        "tokens": "d",
+        "rounds": "d",
+        "acceptance_length": ".2f",
+        "prompts": "d",
         "identical": "d",
     },
     "divergence": {"dtype": "", "id": "", "method": "", "position": "d", "margin": ".4f"},
-    "perplexity": {"file": "", "tokens": "d", "bytes": "d", "token_perplexity": ".2f", "bits_per_byte": ".3f"},
-}  # fmt: skip
+    "perplexity": {
+        "file": "",
+        "tokens": "d",
+        "bytes": "d",
+        "token_perplexity": ".2f",
+        "bits_per_byte": ".3f",
+    },
+}
 
 
 def table_of(rows: list[results.Row], name: str) -> str:

@@ -2,10 +2,10 @@
 
 python -m jddtree.benchmarks.scores --output docs/results/eval-cpu.json
 
-It runs programs that the model writes, in the sandbox. Rows by "table": "engine" (seconds to compile the one that all
-tasks share), "scores" (a task's metric; seconds of the whole task), "compare" (a method), "divergence" (a prompt at
-which a method parts from the first one) and "perplexity" (a held-out file, and all of them). The file is written anew
-with every row.
+It runs programs that the model writes, in the sandbox. Rows by "table": "engine" (seconds to compile the one
+that all tasks share), "scores" (a task's metric; seconds of the whole task), "compare" (a method),
+"divergence" (a prompt at which a method parts from the first one) and "perplexity" (a held-out file, and all
+of them). The file is written anew with every row.
 """
 
 import argparse
@@ -63,21 +63,33 @@ def scores(model: Model, engine: Engine, name: str, limit: int) -> Iterator[Row]
     seconds, values = time.perf_counter() - begun, found["results"][name]
     for metric in found["higher_is_better"][name]:
         yield {
-            "table": "scores", "task": name, "metric": metric, "value": values[f"{metric},none"],
-            "stderr": values[f"{metric}_stderr,none"], "n": limit, "seconds": seconds, **found["speculation"][name],
-        }  # fmt: skip
+            "table": "scores",
+            "task": name,
+            "metric": metric,
+            "value": values[f"{metric},none"],
+            "stderr": values[f"{metric}_stderr,none"],
+            "n": limit,
+            "seconds": seconds,
+            **found["speculation"][name],
+        }
 
 
 def compare(model: Model) -> Iterator[Row]:
-    """Held-out lines by every method: a row for each, then one for each prompt at which one parts from the first."""
+    """Held-out lines by every method: a row for each, then one for each prompt at which one parts from the
+    first.
+    """
     settings = Settings(SETTINGS, MAX_TOKENS, limit=COMPARED, batch=BATCH)
     report = losslessness.compare(model, [get_task(LINES[0], allow_code=False)], settings, METHODS)
     for method in METHODS:
         parted = [row for row in report["rows"] if method in [one["method"] for one in row["divergences"]]]
         yield {
-            "table": "compare", "dtype": report["dtype"], "method": method, "prompts": report["prompts"],
-            "identical": report["prompts"] - len(parted), **report["speculation"][method],
-        }  # fmt: skip
+            "table": "compare",
+            "dtype": report["dtype"],
+            "method": method,
+            "prompts": report["prompts"],
+            "identical": report["prompts"] - len(parted),
+            **report["speculation"][method],
+        }
     for row in report["rows"]:
         for one in row["divergences"]:
             yield {"table": "divergence", "dtype": report["dtype"], "id": row["id"], **one}
@@ -90,9 +102,10 @@ def perplexity(model: Model) -> Iterator[Row]:
     for file, text in heldout_text().items():
         tokens = [*prefix, *model.tokenizer.encode(text)]
         one = {
-            "tokens": len(tokens) - first, "bytes": len(text.encode("utf-8")),
+            "tokens": len(tokens) - first,
+            "bytes": len(text.encode("utf-8")),
             "log_likelihood": log_likelihood(scorer, tokens, first),
-        }  # fmt: skip
+        }
         whole = {name: value + one[name] for name, value in whole.items()}
         yield _perplexity_row(file, one)
     yield _perplexity_row("all", whole)
@@ -101,9 +114,12 @@ def perplexity(model: Model) -> Iterator[Row]:
 def _perplexity_row(file: str, sums: dict[str, float]) -> Row:
     nats = -sums["log_likelihood"]
     return {
-        "table": "perplexity", "file": file, **sums, "token_perplexity": math.exp(nats / sums["tokens"]),
+        "table": "perplexity",
+        "file": file,
+        **sums,
+        "token_perplexity": math.exp(nats / sums["tokens"]),
         "bits_per_byte": nats / sums["bytes"] / math.log(2),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

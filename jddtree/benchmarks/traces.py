@@ -2,16 +2,17 @@
 
 python -m jddtree.benchmarks.traces --golden tests/golden --output docs/results/traces-h200.json
 
---golden names the folder of traces.json and bf16.json (tests/golden/README.md), which an installed package lacks. Rows
-by "part":
+--golden names the folder of traces.json and bf16.json (tests/golden/README.md), which an installed package
+lacks. Rows by "part":
 
-* "decoding": texts of a dtype by decoder. same_tokens: texts whose tokens are the trace's; same_rounds: those whose
-  rounds also emitted as many tokens each. float32 takes the plain kernels and must have all of them; bfloat16 takes
-  those of the device, and its row only says how many it has.
-* "bfloat16": log-probabilities along the traces, teacher-forced, beside float32. agreement: share of the places where
-  the most probable token is the trace's; mean, p99, largest: difference of the token's log-probability, in nats;
-  published: the same of the published implementation's own bfloat16 run; within: whether the mean is no larger than
-  its. The others are set by a few places, which another order of sums changes.
+* "decoding": texts of a dtype by decoder. same_tokens: texts whose tokens are the trace's; same_rounds: those
+  whose rounds also emitted as many tokens each. float32 takes the plain kernels and must have all of them;
+  bfloat16 takes those of the device, and its row only says how many it has.
+* "bfloat16": log-probabilities along the traces, teacher-forced, beside float32. agreement: share of the
+  places where the most probable token is the trace's; mean, p99, largest: difference of the token's
+  log-probability, in nats; published: the same of the published implementation's own bfloat16 run; within:
+  whether the mean is no larger than its. The others are set by a few places, which another order of sums
+  changes.
 
 Exit code 1 when float32 differs from a trace or bfloat16 is not within.
 """
@@ -71,7 +72,9 @@ def read_golden(folder: Path) -> Golden:
         published = {"agreement": rule["argmax_agreement"], "mean": apart["mean"], "p99": apart["p99"]}
         return Golden(cases, published | {"largest": apart["max"]})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--golden {folder} has no traces ({error!r}); give the checkout's tests/golden") from None
+        raise UserError(
+            f"--golden {folder} has no traces ({error!r}); give the checkout's tests/golden"
+        ) from None
 
 
 def measure(golden: Golden) -> Iterator[Row]:
@@ -104,7 +107,9 @@ def scores(model: Model, kernels: str, cases: Sequence[dict[str, Any]]) -> list[
     return [_of_trace(scorer.score(case["prompt"]["ids"] + case["tokens"]), case) for case in cases]
 
 
-def bfloat16_row(wanted: Sequence[TokenScores], found: Sequence[TokenScores], kernels: str, golden: Golden) -> Row:
+def bfloat16_row(
+    wanted: Sequence[TokenScores], found: Sequence[TokenScores], kernels: str, golden: Golden
+) -> Row:
     """How far bfloat16 is from float32, beside the published run. wanted: float32."""
     tokens = np.array([token for case in golden.cases for token in case["tokens"]])
     exact, rounded = (np.concatenate([one.log_probs for one in some]) for some in (wanted, found))
@@ -144,7 +149,9 @@ def _decode(engine: Engine, request: Request) -> list[list[int]]:
 
 
 def _same(rounds: Sequence[Sequence[int]], case: dict[str, Any], decoder: str) -> tuple[bool, bool]:
-    """Whether the tokens are the trace's, and the number of them in every round, but for a last one that is cut"""
+    """Whether the tokens are the trace's, and the number of them in every round, but for a last one that is
+    cut
+    """
     tokens = [token for emitted in rounds for token in emitted]
     decoded = case["decoders"][decoder]
     wanted = decoded.get("lengths", [1] * decoded["rounds"])

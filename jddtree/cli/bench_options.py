@@ -39,9 +39,13 @@ class CouplingOptions(MeasureOptions):
 class AutoOptions(MeasureOptions):
     """Of `bench auto`."""
 
-    cost: list[Path] | None = option(None, "Cost curves, beside this machine's. Default: those of the package.")
+    cost: list[Path] | None = option(
+        None, "Cost curves, beside this machine's. Default: those of the package."
+    )
     calibration: Path | None = option(None, "What the drafter's scores are worth, from calibrate.")
-    budgets: str = option("1,2,3,4,6,8,16,32,64", "Fixed tree sizes; the largest is the most that auto may use.")
+    budgets: str = option(
+        "1,2,3,4,6,8,16,32,64", "Fixed tree sizes; the largest is the most that auto may use."
+    )
     temperatures: str = option("0,1,0.6", "Temperatures; 0 is greedy.")
     batch: int = option(12, "Texts that fixed choices decode together; no result depends on it.")
     plot: Path | None = option(None, "Also draw pictures into this folder.")
@@ -53,10 +57,18 @@ class KernelOptions:
 
     world: int = option(8, "GPUs that share the model by tensor parallelism; one of them runs.")
     tokens: str | None = option(None, "Token rows per call.", show_default="1,9,17,33,65,128,512")
-    context: str | None = option(None, "Committed keys that attention reads.", show_default="2048,16384,131072")
-    heads: str | None = option(None, "Query heads of the GPU.", show_default="those of one of --world, and 64")
-    routing: str = option("uniform", "uniform, skewed or a JSON list of rows of expert numbers; several with commas.")
+    context: str | None = option(
+        None, "Committed keys that attention reads.", show_default="2048,16384,131072"
+    )
+    heads: str | None = option(
+        None, "Query heads of the GPU.", show_default="those of one of --world, and 64"
+    )
+    routing: str = option(
+        "uniform", "uniform, skewed or a JSON list of rows of expert numbers; several with commas."
+    )
     kernels: str = option("expert,attention", "Which kernels.")
     check: bool = option(False, "Only check results; without a GPU at tiny sizes.", "--check")
-    peers: Path | None = option(None, "Results of jddtree.benchmarks.peers kernels, or a folder of vLLM's kernels.")
+    peers: Path | None = option(
+        None, "Results of jddtree.benchmarks.peers kernels, or a folder of vLLM's kernels."
+    )
     output: Path | None = option(None, "Also write the rows to this results file.", "--output")

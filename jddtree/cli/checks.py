@@ -1,4 +1,6 @@
-"""What is checked of a command's options before JAX is imported: sizes, options without effect, and where to write."""
+"""What is checked of a command's options before JAX is imported: sizes, options without effect, and where to
+write.
+"""
 
 from collections.abc import Mapping
 from functools import partial

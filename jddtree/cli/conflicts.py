@@ -1,9 +1,10 @@
-"""Options that would have no effect beside others are refused as wrong usage (exit code 2), before anything is loaded.
+"""Options that would have no effect beside others are refused as wrong usage (exit code 2), before anything
+is loaded.
 
-The rule: an option is refused when it was surely meant to change what is written and cannot, like a system prompt
-beside --raw. Options that scripts give to every run of a sweep over methods or temperatures are allowed: --seed and
---top-p at temperature 0; --budget, --capacity, --draft and --no-coupling with any method. --cost always has an effect,
-because statistics go by it. --dry-run may be put behind any conversion.
+The rule: an option is refused when it was surely meant to change what is written and cannot, like a system
+prompt beside --raw. Options that scripts give to every run of a sweep over methods or temperatures are
+allowed: --seed and --top-p at temperature 0; --budget, --capacity, --draft and --no-coupling with any method.
+--cost always has an effect, because statistics go by it. --dry-run may be put behind any conversion.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,9 @@ def check_generate(options: Mapping[str, Any]) -> None:
     _check_prompt(options)
     check_drafting(options)
     if options["check"] and options["target"] is None:
-        raise UsageError("--check compares the files of a store, but there is none without --target; leave it out")
+        raise UsageError(
+            "--check compares the files of a store, but there is none without --target; leave it out"
+        )
 
 
 def check_eval(options: Mapping[str, Any]) -> None:
@@ -33,7 +36,9 @@ def check_eval(options: Mapping[str, Any]) -> None:
 
 
 def check_drafting(options: Mapping[str, Any]) -> None:
-    """Raise UsageError for options of trees and drafts that the method or the temperature leaves without effect."""
+    """Raise UsageError for options of trees and drafts that the method or the temperature leaves without
+    effect.
+    """
     if options["method"] not in TREES:
         for name in ("spine", "top_k_cap"):
             _refuse(options, name, f"shapes trees, but --method {options['method']} builds none")
@@ -55,7 +60,9 @@ def _check_prompt(options: Mapping[str, Any]) -> None:
         for name in ("system_prompt", "thinking"):
             _refuse(options, name, "is for the chat template, but --raw goes without it")
         if options["messages"] is not None:
-            raise UsageError("--raw goes without the chat template, but --messages need it; leave out one of them")
+            raise UsageError(
+                "--raw goes without the chat template, but --messages need it; leave out one of them"
+            )
 
 
 def _refuse(options: Mapping[str, Any], name: str, reason: str) -> None:

@@ -17,8 +17,8 @@ GB = 1e9
 def run(options: ConvertOptions, quiet: QuietOptions) -> None:
     """Run the command.
 
-    Raises UserError as `converters.storage.convert.convert`; after a dry run too when tensors are missing or not
-    wanted.
+    Raises UserError as `converters.storage.convert.convert`; after a dry run too when tensors are missing or
+    not wanted.
     """
     interrupts.keep()
     with Bars(quiet.quiet or quiet.json_output) as bar:

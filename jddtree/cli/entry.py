@@ -8,7 +8,9 @@ from jddtree.cli.ending import interrupts
 from jddtree.errors import UserError
 
 EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-"""XLA's older emitters of CPU fusions compile in half the time, and what they make runs as fast; other devices have none."""
+"""XLA's older emitters of CPU fusions compile in half the time, and what they make runs as fast; other
+devices have none.
+"""
 
 
 def main() -> None:

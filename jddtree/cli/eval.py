@@ -13,7 +13,14 @@ from typing import Any
 from jddtree.api import budget_fields
 from jddtree.cli.ending import interrupts
 from jddtree.cli.opening import open_model
-from jddtree.cli.options import EvalOptions, ModelOptions, QuietOptions, RequestOptions, RunOptions, ShapeOptions
+from jddtree.cli.options import (
+    EvalOptions,
+    ModelOptions,
+    QuietOptions,
+    RequestOptions,
+    RunOptions,
+    ShapeOptions,
+)
 from jddtree.cli.terminal import eval_tables as tables
 from jddtree.cli.terminal.progress import Counter, say_slow
 from jddtree.decoding.calibration import Calibration, read_calibration
@@ -57,14 +64,17 @@ def run(
 ) -> int:
     """Run the command. Of several processes the first one prints and writes.
 
-    Returns 1 when a golden check failed, else 0. Raises UserError for whatever cannot be used, before anything slow
-    where that can be known, and KeyboardInterrupt after Ctrl-C; what was answered by then is kept.
+    Returns 1 when a golden check failed, else 0. Raises UserError for whatever cannot be used, before
+    anything slow where that can be known, and KeyboardInterrupt after Ctrl-C; what was answered by then is
+    kept.
     """
     asked = _asked(what, request)
     start(how.coordinator, how.processes, how.process_id)
     use_compile_cache(how.compile_cache)
     silent = quiet.quiet or not is_first()
-    wants_drafter = model.draft is not None or any(method != "ar" for method in asked.methods or [request.method])
+    wants_drafter = model.draft is not None or any(
+        method != "ar" for method in asked.methods or [request.method]
+    )
     loaded = open_model(model, silent, with_drafter=wants_drafter and what.tasks is not None, check=how.check)
     settings = _settings(loaded, asked, what, model, request, shapes, how)
     say_slow(shapes.capacity or settings.request["budget"] + 1, silent)
@@ -167,7 +177,9 @@ def _check(what: EvalOptions, method: str) -> None:
     if what.tasks is None and what.golden is None and what.perplexity is None:
         raise UserError("there is nothing to do; give --tasks NAMES, --golden FILE or --perplexity FILE")
     if what.plot is not None and method != "tree":
-        raise UserError(f"--plot shows what trees bring, but the method is {method!r}; leave out one of the two")
+        raise UserError(
+            f"--plot shows what trees bring, but the method is {method!r}; leave out one of the two"
+        )
     if what.plot is not None:
         plots.check()
 

@@ -55,7 +55,8 @@ def run(
 ) -> None:
     """Run the command.
 
-    Raises UserError for whatever cannot be used, and KeyboardInterrupt after Ctrl-C, with the statistics written.
+    Raises UserError for whatever cannot be used, and KeyboardInterrupt after Ctrl-C, with the statistics
+    written.
     """
     inputs = read_inputs(prompt, request, shapes)
     start(how.coordinator, how.processes, how.process_id)
@@ -123,15 +124,17 @@ def prepared(
 def default_prompt(model: Model) -> str:
     """What the bundled model writes when nothing is asked. Raises UserError for another model."""
     if model.defaults.prompt is None:
-        raise UserError("no prompt was given; add --prompt TEXT (- for standard input), --prompt-file or --messages")
+        raise UserError(
+            "no prompt was given; add --prompt TEXT (- for standard input), --prompt-file or --messages"
+        )
     return model.defaults.prompt
 
 
 def write(
     model: Model, engine: Engine, request: Request, stop: list[str], painter: Painter | None
 ) -> tuple[Result, bool]:
-    """Generate, with the text on stdout as it comes when there is a painter; returns the result and whether Ctrl-C
-    ended it.
+    """Generate, with the text on stdout as it comes when there is a painter; returns the result and whether
+    Ctrl-C ended it.
 
     After Ctrl-C the result holds what had been written; its finish_reason is "interrupted".
     """

@@ -1,7 +1,8 @@
 """`inspect`: what a checkpoint folder holds and what it costs in memory, from its small files alone.
 
-config.json is enough; with `model.safetensors.index.json` the tensor names are compared too. No shard is opened unless
-a folder has shards named model* and no index, so the published 595 GB model is answered for from two small files.
+config.json is enough; with `model.safetensors.index.json` the tensor names are compared too. No shard is
+opened unless a folder has shards named model* and no index, so the published 595 GB model is answered for
+from two small files.
 """
 
 import json
@@ -77,7 +78,9 @@ def _inspect_target(directory: Path, config: TargetConfig, vision_config: Any) -
     answer = _common(directory, "target", config, expected)
     answer["parameters"] = {
         "total": total,
-        "active_per_token": total - idle - config.vocab_size * config.hidden_size,  # the embedding is a look-up
+        "active_per_token": total
+        - idle
+        - config.vocab_size * config.hidden_size,  # the embedding is a look-up
         "vision": None if vision is None else vision["parameters"],
     }
     answer["bytes"]["vision"] = None if vision is None else vision["bytes"]
@@ -111,7 +114,9 @@ def _common(directory: Path, kind: str, config: Any, expected: Mapping[str, Any]
     for name, (dtype, shape) in expected.items():
         component = next(component for part, component in COMPONENTS.items() if part in name)
         sizes[component] += math.prod(shape) * ITEM_BYTES[dtype]
-    components = {component: sizes[component] for component in dict.fromkeys(COMPONENTS.values()) if sizes[component]}
+    components = {
+        component: sizes[component] for component in dict.fromkeys(COMPONENTS.values()) if sizes[component]
+    }
     return {
         "kind": kind,
         "directory": str(directory),
@@ -122,8 +127,12 @@ def _common(directory: Path, kind: str, config: Any, expected: Mapping[str, Any]
     }
 
 
-def _found(directory: Path, expected: Mapping[str, Any], prefix: str, ignored: tuple[str, ...]) -> dict[str, Any]:
-    """How the names in the folder compare with the expected ones; found is None where there are none to compare."""
+def _found(
+    directory: Path, expected: Mapping[str, Any], prefix: str, ignored: tuple[str, ...]
+) -> dict[str, Any]:
+    """How the names in the folder compare with the expected ones; found is None where there are none to
+    compare.
+    """
     index = read_index(directory)
     if index is not None:
         names: Iterable[str] = index.weight_map
@@ -150,7 +159,8 @@ def _found(directory: Path, expected: Mapping[str, Any], prefix: str, ignored: t
 
 
 def _per_device(table: Mapping[str, Parameter], heads: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Weight bytes of one device for each number of ranks; None, with the reason, where something cannot be split.
+    """Weight bytes of one device for each number of ranks; None, with the reason, where something cannot be
+    split.
 
     heads: counts that a rank gets whole, by field name.
     """
@@ -162,14 +172,18 @@ def _per_device(table: Mapping[str, Parameter], heads: Mapping[str, int]) -> lis
             size += whole if parameter.split is None else whole // ranks
             if parameter.split is not None:
                 parts[path] = parameter.shape[parameter.split]
-        uneven = (f"{name} {count} is not divisible by {ranks}" for name, count in parts.items() if count % ranks)
+        uneven = (
+            f"{name} {count} is not divisible by {ranks}" for name, count in parts.items() if count % ranks
+        )
         reason = next(uneven, None)
         answers.append({"ranks": ranks, "bytes": None if reason else size, "reason": reason})
     return answers
 
 
 def _vision(config: Any) -> dict[str, int] | None:
-    """Tensors, parameters and bytes of vision tower and projector (bfloat16), None where the config does not tell."""
+    """Tensors, parameters and bytes of vision tower and projector (bfloat16), None where the config does not
+    tell.
+    """
     if not isinstance(config, dict) or not all(_is_size(config.get(name)) for name in VISION_FIELDS):
         return None
     merge = config.get("merge_kernel_size")
@@ -183,7 +197,11 @@ def _vision(config: Any) -> dict[str, int] | None:
     tower = _linear(3 * patch * patch, hidden) + height * width * hidden + layers * block + norm
     projector = 2 * projected + _linear(merged, merged) + _linear(merged, text)
     parameters = tower + projector
-    return {"tensors": 3 + 12 * layers + 2 + 6, "parameters": parameters, "bytes": parameters * ITEM_BYTES["BF16"]}
+    return {
+        "tensors": 3 + 12 * layers + 2 + 6,
+        "parameters": parameters,
+        "bytes": parameters * ITEM_BYTES["BF16"],
+    }
 
 
 def _is_size(value: Any) -> bool:
@@ -197,13 +215,25 @@ def _linear(inputs: int, outputs: int) -> int:
 
 def render(answer: Mapping[str, Any]) -> str:
     """The answer of `inspect` as text for a terminal."""
-    lines = [f"{answer['directory']}: {answer['kind']}", "", *_render_config(answer["config"]), "", "parameters"]
+    lines = [
+        f"{answer['directory']}: {answer['kind']}",
+        "",
+        *_render_config(answer["config"]),
+        "",
+        "parameters",
+    ]
     for name, count in answer["parameters"].items():
         lines.append(_row(name, "unknown" if count is None else f"{count:>20,}"))
     lines += ["", "bytes in the files"]
     for name, size in answer["bytes"].items():
         lines.append(_row(name, "unknown" if size is None else f"{size:>20,}  {size / GIB:10.4f} GiB"))
-    lines += ["", "tensors", *_render_tensors(answer["tensors"]), "", "memory of one device (weights in bfloat16)"]
+    lines += [
+        "",
+        "tensors",
+        *_render_tensors(answer["tensors"]),
+        "",
+        "memory of one device (weights in bfloat16)",
+    ]
     for entry in answer["memory"]["weights_per_device"]:
         size = entry["bytes"]
         text = f"not possible: {entry['reason']}" if size is None else f"{size:>20,}  {size / GIB:10.4f} GiB"
@@ -216,15 +246,23 @@ def render(answer: Mapping[str, Any]) -> str:
 def _render_config(config: Mapping[str, Any]) -> list[str]:
     flat = {name: value for name, value in config.items() if not isinstance(value, dict)}
     flat |= {f"rope.{name}": value for name, value in config["rope"].items()}
-    return ["config", *(_row(name, ", ".join(map(str, v)) if isinstance(v, tuple) else v) for name, v in flat.items())]
+    return [
+        "config",
+        *(_row(name, ", ".join(map(str, v)) if isinstance(v, tuple) else v) for name, v in flat.items()),
+    ]
 
 
 def _render_tensors(tensors: Mapping[str, Any]) -> list[str]:
     if tensors["found"] is None:
         rows = {name: value for name, value in tensors.items() if name.startswith("expected")}
-        return [*(_row(name, value) for name, value in rows.items()), _row("found", "no index and no shard to compare")]
+        return [
+            *(_row(name, value) for name, value in rows.items()),
+            _row("found", "no index and no shard to compare"),
+        ]
     return [
-        _row(name, ", ".join(v) if isinstance(v, list) else v) for name, v in tensors.items() if v not in (None, [])
+        _row(name, ", ".join(v) if isinstance(v, list) else v)
+        for name, v in tensors.items()
+        if v not in (None, [])
     ]
 
 

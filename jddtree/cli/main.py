@@ -1,4 +1,6 @@
-"""The command line: parses before JAX is imported; what a command does stands in the module named beside it."""
+"""The command line: parses before JAX is imported; what a command does stands in the module named beside
+it.
+"""
 
 from typing import Annotated
 
@@ -46,7 +48,8 @@ def _version(value: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions and the device.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print versions and the device."),
     ] = False,
 ) -> None:
     """Options before the command."""
@@ -64,9 +67,17 @@ COMMANDS = {
         (EvalOptions, ModelOptions, EvalRequestOptions, ShapeOptions, RunOptions, QuietOptions),
         checked(check_eval, output_folder),
     ),
-    "trace": ("Draw the draft tree of one round of a generation.", (TraceOptions, ModelOptions), checked(output_file)),
+    "trace": (
+        "Draw the draft tree of one round of a generation.",
+        (TraceOptions, ModelOptions),
+        checked(output_file),
+    ),
     "inspect": ("Say what a checkpoint folder holds and how much memory it needs.", (InspectOptions,), None),
-    "convert": ("Turn checkpoint folders into a store; run again, it resumes.", (ConvertOptions, QuietOptions), None),
+    "convert": (
+        "Turn checkpoint folders into a store; run again, it resumes.",
+        (ConvertOptions, QuietOptions),
+        None,
+    ),
     "calibrate": (
         "Fit what the drafter's scores are worth; --budget auto goes by it.",
         (ModelOptions, CalibrateOptions),

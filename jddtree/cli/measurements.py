@@ -26,18 +26,18 @@ HERE = "jddtree.cli.bench"
 THERE = "jddtree.benchmarks"
 CHECK = checked(output_file)
 
-bench.command("generate", help="Rounds, acceptance length and speed of ar, chain and tree over a set of prompts.")(
-    command(f"{HERE}.methods_table:run", ModelOptions, MethodsOptions, check=CHECK)
-)
-bench.command("kernels", help="Time the GPU kernels against what the card can do, and check them. Needs a GPU.")(
-    command(f"{HERE}.kernel_table:run", KernelOptions, check=CHECK)
-)
-bench.command("speculation", help="What the trees are worth: acceptance, ranks, calibration, experts, budgets.")(
-    command(f"{HERE}.tree_worth:run", ModelOptions, SpeculationOptions, check=CHECK)
-)
-bench.command("coupling", help="Tokens per round with and without drafting by the target's own sampling noise.")(
-    command(f"{HERE}.coupled:run", ModelOptions, CouplingOptions, check=CHECK)
-)
+bench.command(
+    "generate", help="Rounds, acceptance length and speed of ar, chain and tree over a set of prompts."
+)(command(f"{HERE}.methods_table:run", ModelOptions, MethodsOptions, check=CHECK))
+bench.command(
+    "kernels", help="Time the GPU kernels against what the card can do, and check them. Needs a GPU."
+)(command(f"{HERE}.kernel_table:run", KernelOptions, check=CHECK))
+bench.command(
+    "speculation", help="What the trees are worth: acceptance, ranks, calibration, experts, budgets."
+)(command(f"{HERE}.tree_worth:run", ModelOptions, SpeculationOptions, check=CHECK))
+bench.command(
+    "coupling", help="Tokens per round with and without drafting by the target's own sampling noise."
+)(command(f"{HERE}.coupled:run", ModelOptions, CouplingOptions, check=CHECK))
 bench.command("auto", help="Node counts chosen round by round against every fixed count, by cost curves.")(
     command(f"{HERE}.node_counts:run", ModelOptions, AutoOptions, check=CHECK)
 )
@@ -47,7 +47,8 @@ FORWARD = {"ignore_unknown_options": True, "allow_extra_args": True}
 PARSED_THERE = {
     "step": (
         f"{THERE}.step.__main__",
-        "The whole step of one rank of Kimi K2.6 with random weights, against its memory floor. Needs an H200.",
+        "The whole step of one rank of Kimi K2.6 with random weights, against its memory floor. Needs an "
+        "H200.",
     ),
     "decode": (
         f"{THERE}.decoding.dispatches",
@@ -57,7 +58,10 @@ PARSED_THERE = {
         f"{THERE}.mesh.__main__",
         "What splitting over devices costs: time per sum, steps and tokens on one and on several.",
     ),
-    "traces": (f"{THERE}.traces", "The bundled pair on this device against the traces of the published code."),
+    "traces": (
+        f"{THERE}.traces",
+        "The bundled pair on this device against the traces of the published code.",
+    ),
     "ngram": (f"{THERE}.decoding.prompt_lookup", "Acceptance of prompt lookup, prompt by prompt."),
 }
 

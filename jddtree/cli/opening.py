@@ -5,7 +5,9 @@ from jddtree.cli.terminal.progress import Bars
 from jddtree.loading import Model, load
 
 
-def open_model(options: ModelOptions, silent: bool, *, with_drafter: bool = True, check: bool = False) -> Model:
+def open_model(
+    options: ModelOptions, silent: bool, *, with_drafter: bool = True, check: bool = False
+) -> Model:
     """Load what the options name. check: compare a store's files with their checksums first.
 
     Raises UserError for whatever cannot be used.

@@ -1,4 +1,6 @@
-"""The options that commands share, each list once: which model, which request, which compiled shapes, what to show."""
+"""The options that commands share, each list once: which model, which request, which compiled shapes, what to
+show.
+"""
 
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -30,11 +32,13 @@ class ModelOptions:
     """Which target and drafter, and the devices that they run on."""
 
     target: Path | None = option(
-        None, "Folder of a Kimi K2.6 checkpoint, or of a store made by convert. Default: the bundled micro model."
+        None,
+        "Folder of a Kimi K2.6 checkpoint, or of a store made by convert. Default: the bundled micro model.",
     )
     draft: Path | None = option(
         None,
-        "Folder of a drafter for the target, or ngram: look up the text's own earlier words, without weights.",
+        "Folder of a drafter for the target, or ngram: look up the text's own earlier words, without "
+        "weights.",
         metavar="FOLDER|ngram",
     )
     dtype: Dtype = option("auto", "Compute type; auto is bfloat16 on an accelerator.")
@@ -49,7 +53,9 @@ class RunOptions:
     """How the program runs, whatever it is asked."""
 
     check: bool = option(False, "Compare a store's files with their checksums before loading.", "--check")
-    coordinator: str | None = option(None, "HOST:PORT of process 0, when several processes run the model together.")
+    coordinator: str | None = option(
+        None, "HOST:PORT of process 0, when several processes run the model together."
+    )
     processes: int | None = option(None, "How many processes there are.")
     process_id: int | None = option(None, "Which of them this one is, from 0.")
     kernels: Literal["auto", "xla", "triton", "mosaic"] = option(
@@ -66,11 +72,13 @@ class RequestOptions:
 
     method: Method = option(
         "tree",
-        "Plain decoding, the drafter's top-1 chain (or: dflash), or a best-first tree (ddtree). The text is the same.",
+        "Plain decoding, the drafter's top-1 chain (or: dflash), or a best-first tree (ddtree). The text "
+        "is the same.",
     )
     budget: Any = option(
         None,
-        "Nodes of a tree, the root not counted; auto: as many as pay, by --cost. Default: auto, and 16 for the bundled "
+        "Nodes of a tree, the root not counted; auto: as many as pay, by --cost. Default: auto, and 16 "
+        "for the bundled "
         "model.",
         **BUDGET,
     )
@@ -107,7 +115,9 @@ class RequestOptions:
 class ShapeOptions:
     """The compiled shapes; those left out follow from the request."""
 
-    capacity: int | None = option(None, "Compiled rows of the verify pass, root included. Default: fits the budget.")
+    capacity: int | None = option(
+        None, "Compiled rows of the verify pass, root included. Default: fits the budget."
+    )
     max_context: int | None = option(None, "Tokens of prompt and answer that the cache holds.")
     prefill_chunk: int | None = option(None, "Prompt tokens per prefill call.")
     rounds_per_dispatch: int | None = option(None, "Rounds between two looks at the result.")
@@ -164,8 +174,12 @@ class EvalOptions:
         Path("eval_results"), "Folder of results and samples; an unfinished run there goes on.", "--output"
     )
     batch: int = option(8, "Sequences decoded together.")
-    allow_code: bool = option(False, "Run the programs that the model writes; see docs/evaluation.md.", "--allow-code")
-    compare: str | None = option(None, "Instead of scoring, run the prompts by these methods, like ar,chain,tree.")
+    allow_code: bool = option(
+        False, "Run the programs that the model writes; see docs/evaluation.md.", "--allow-code"
+    )
+    compare: str | None = option(
+        None, "Instead of scoring, run the prompts by these methods, like ar,chain,tree."
+    )
     golden: Path | None = option(None, "Check the model against recorded outputs, like vllm_golden.json.")
     perplexity: Path | None = option(None, "Measure perplexity on a text file.")
     plot: Path | None = option(

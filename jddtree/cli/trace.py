@@ -14,7 +14,9 @@ from jddtree.prompts import prompt_ids
 
 
 def run(options: TraceOptions, model: ModelOptions) -> None:
-    """Run the command. Raises UserError when the text ended with its first token, so that there was no round."""
+    """Run the command. Raises UserError when the text ended with its first token, so that there was no
+    round.
+    """
     loaded = open_model(model, False)
     prompt = default_prompt(loaded) if options.prompt is None else options.prompt
     ids = prompt_ids(loaded, prompt, raw=options.raw)

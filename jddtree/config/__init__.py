@@ -1,7 +1,9 @@
-"""What the models are: frozen dataclasses read from a checkpoint's config.json, and whether two of them fit together.
+"""What the models are: frozen dataclasses read from a checkpoint's config.json, and whether two of them fit
+together.
 
-Nothing falls back silently: a field without a value in the file either has no effect on the result or ends the load
-with a `UserError` that names the field. Field names are the Hugging Face ones, so that a reader finds them in the file.
+Nothing falls back silently: a field without a value in the file either has no effect on the result or ends
+the load with a `UserError` that names the field. Field names are the Hugging Face ones, so that a reader
+finds them in the file.
 """
 
 from jddtree.config.architecture import TargetConfig, target_config

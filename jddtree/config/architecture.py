@@ -17,10 +17,14 @@ EXPERTS = 1 << 17  # of all layers; K2.6 has 23040
 EITHER_FIELDS = ("quantization_config", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 MODEL_FIELDS = tuple(
     "vocab_size hidden_size num_hidden_layers first_k_dense_replace intermediate_size moe_intermediate_size "
-    "n_routed_experts num_local_experts n_shared_experts num_experts_per_tok routed_scaling_factor norm_topk_prob "
-    "num_attention_heads num_key_value_heads q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
-    "head_dim v_head_dim rms_norm_eps max_position_embeddings rope_theta rope_scaling rope_parameters rope_interleave "
-    "partial_rotary_factor hidden_act n_group topk_group scoring_func topk_method moe_layer_freq attention_bias "
+    "n_routed_experts num_local_experts n_shared_experts num_experts_per_tok routed_scaling_factor "
+    "norm_topk_prob "
+    "num_attention_heads num_key_value_heads q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim "
+    "qk_head_dim "
+    "head_dim v_head_dim rms_norm_eps max_position_embeddings rope_theta rope_scaling rope_parameters "
+    "rope_interleave "
+    "partial_rotary_factor hidden_act n_group topk_group scoring_func topk_method moe_layer_freq "
+    "attention_bias "
     "mlp_bias num_nextn_predict_layers".split()
 )
 
@@ -29,8 +33,8 @@ MODEL_FIELDS = tuple(
 class TargetConfig:
     """A Kimi-K2.6-shaped language model (K2.6 config.json, `text_config`).
 
-    vocab_size: rows of embedding and head. writable_ids: how many of them the tokenizer has; None is all. The ids from
-    there on are padding of the vocabulary: never sampled, never drafted.
+    vocab_size: rows of embedding and head. writable_ids: how many of them the tokenizer has; None is all. The
+    ids from there on are padding of the vocabulary: never sampled, never drafted.
     """
 
     vocab_size: int
@@ -76,11 +80,12 @@ class TargetConfig:
 
 
 def target_config(directory: Path, *, latent_norm_eps: float | None = None) -> TargetConfig:
-    """Read `directory/config.json` of a Kimi K2.6 checkpoint. Every field in it is read, or known to change nothing.
+    """Read `directory/config.json` of a Kimi K2.6 checkpoint. Every field in it is read, or known to change
+    nothing.
 
-    latent_norm_eps: eps of the norms after q_a and kv_a; None takes rms_norm_eps as production engines do, while
-    transformers and the published model code use 1e-6 there.
-    Raises UserError for another architecture, a missing, mistyped or unknown field and an unknown quantisation.
+    latent_norm_eps: eps of the norms after q_a and kv_a; None takes rms_norm_eps as production engines do,
+    while transformers and the published model code use 1e-6 there. Raises UserError for another architecture,
+    a missing, mistyped or unknown field and an unknown quantisation.
     """
     path = Path(directory) / "config.json"
     outer = Fields(read_json(path), path)
@@ -93,7 +98,9 @@ def target_config(directory: Path, *, latent_norm_eps: float | None = None) -> T
     nope, eps = fields.positive("qk_nope_head_dim"), fields.positive("rms_norm_eps", float)
     dense, layers = fields.get("first_k_dense_replace", int), fields.at_most("num_hidden_layers", LAYERS)
     if not 0 <= dense < layers:
-        raise fields.error("first_k_dense_replace", f"but must be at least 0 and below num_hidden_layers {layers}")
+        raise fields.error(
+            "first_k_dense_replace", f"but must be at least 0 and below num_hidden_layers {layers}"
+        )
     vocab = fields.positive("vocab_size")
     return TargetConfig(
         vocab_size=vocab,
@@ -129,13 +136,17 @@ def _check_architecture(outer: Fields, text: Fields) -> None:
     text_type = text.values.get("model_type", "kimi_k2")
     if not known or text_type not in TARGET_MODEL_TYPES:
         raise UserError(
-            f"{outer.path}: architecture {names} (model_type {model_type!r}, text model_type {text_type!r}) is not "
-            f"known; give a Kimi K2.6 checkpoint ({TARGET_ARCHITECTURES[0]}, model_type {TARGET_MODEL_TYPES[0]!r})"
+            f"{outer.path}: architecture {names} (model_type {model_type!r}, text model_type "
+            f"{text_type!r}) is not "
+            f"known; give a Kimi K2.6 checkpoint ({TARGET_ARCHITECTURES[0]}, model_type "
+            f"{TARGET_MODEL_TYPES[0]!r})"
         )
 
 
 def _check_target(outer: Fields, fields: Fields) -> None:
-    """Refuse what this project does not compute; `present` where an absent field means something else elsewhere."""
+    """Refuse what this project does not compute; `present` where an absent field means something else
+    elsewhere.
+    """
     fields.require("hidden_act", "silu", "the expert kernel", present=True)
     fields.require("n_group", 1, "the router (one group of experts)", present=True)
     fields.require("topk_group", 1, "the router (one group of experts)", present=True)
@@ -156,7 +167,9 @@ def _check_target(outer: Fields, fields: Fields) -> None:
 
 
 def _check_sums(fields: Fields) -> None:
-    """Fields that repeat others under another name. num_key_value_heads has no meaning in latent attention."""
+    """Fields that repeat others under another name. num_key_value_heads has no meaning in latent
+    attention.
+    """
     nope, rope = fields.positive("qk_nope_head_dim"), fields.positive("qk_rope_head_dim")
     fields.require("head_dim", rope, "a rotation of qk_rope_head_dim dimensions")
     fields.require("qk_head_dim", nope + rope, "a key of qk_nope_head_dim and qk_rope_head_dim")
@@ -182,7 +195,9 @@ def _whole_tiles(fields: Fields, name: str) -> int:
 def _experts_per_token(fields: Fields) -> int:
     value: int = fields.positive("num_experts_per_tok")
     if value > fields.positive("n_routed_experts"):
-        raise fields.error("num_experts_per_tok", f"above n_routed_experts {fields.values['n_routed_experts']}")
+        raise fields.error(
+            "num_experts_per_tok", f"above n_routed_experts {fields.values['n_routed_experts']}"
+        )
     return value
 
 

@@ -44,7 +44,8 @@ NESTED_FIELDS = (
     *NEUTRAL_FIELDS,
 )
 MODEL_FIELDS = tuple(
-    "dflash_config vocab_size draft_vocab_size hidden_size target_hidden_size num_hidden_layers intermediate_size "
+    "dflash_config vocab_size draft_vocab_size hidden_size target_hidden_size num_hidden_layers "
+    "intermediate_size "
     "num_attention_heads num_key_value_heads head_dim rms_norm_eps hidden_act attention_bias mlp_bias dtype "
     "torch_dtype layer_types sliding_window use_sliding_window max_window_layers max_position_embeddings "
     "rope_theta rope_scaling rope_parameters rope_interleave partial_rotary_factor "
@@ -58,9 +59,10 @@ BLOCK = 128  # rows; published drafters have 7 to 32
 class DFlashConfig:
     """A DFlash (v1) block-diffusion drafter (arXiv 2602.06036).
 
-    block_size: rows of a block, the anchor included. target_layer_ids: 0-based target layers whose output is tapped.
-    windows: per layer the sliding window in tokens, None for full attention; a row sees the `window` positions that end
-    with its own. causal: per layer, whether a block row sees only the block rows up to itself.
+    block_size: rows of a block, the anchor included. target_layer_ids: 0-based target layers whose output is
+    tapped. windows: per layer the sliding window in tokens, None for full attention; a row sees the `window`
+    positions that end with its own. causal: per layer, whether a block row sees only the block rows up to
+    itself.
     """
 
     kind: ClassVar[str] = "dflash"
@@ -105,16 +107,17 @@ def dflash_config(
 ) -> DFlashConfig:
     """Read `directory/config.json` of a DFlash (v1) drafter.
 
-    The switches are those on which public engines disagree for the same checkpoint, to be settled by acceptance:
-    rope_amplitude: factor of cos and sin; None follows attention_factor or mscale / mscale_all_dim of the file.
-    causal_in_window: whether sliding layers are causal inside the block; None follows the file, else causal.
-    window_offset: added to the window (0: a row's window of `sliding_window` positions ends with its own).
-    tap_offset: added to every target layer id (0 is right for checkpoints that list layer outputs from 0).
+    The switches are those on which public engines disagree for the same checkpoint, to be settled by
+    acceptance: rope_amplitude: factor of cos and sin; None follows attention_factor or mscale /
+    mscale_all_dim of the file. causal_in_window: whether sliding layers are causal inside the block; None
+    follows the file, else causal. window_offset: added to the window (0: a row's window of `sliding_window`
+    positions ends with its own). tap_offset: added to every target layer id (0 is right for checkpoints that
+    list layer outputs from 0).
 
-    block_size counts the anchor, as in z-lab's checkpoints. Some trainers (TorchSpec) store the number of drafts, one
-    less, in the same field; a file does not show which it is.
-    Raises UserError for another variant (v2, DSpark, Domino), for a missing, mistyped or unknown field, and where two
-    fields contradict each other.
+    block_size counts the anchor, as in z-lab's checkpoints. Some trainers (TorchSpec) store the number of
+    drafts, one less, in the same field; a file does not show which it is. Raises UserError for another
+    variant (v2, DSpark, Domino), for a missing, mistyped or unknown field, and where two fields contradict
+    each other.
     """
     path = Path(directory) / "config.json"
     fields = Fields(read_json(path), path)
@@ -128,7 +131,9 @@ def dflash_config(
     layers = fields.at_most("num_hidden_layers", LAYERS)
     vocab, head_dim = fields.positive("vocab_size"), fields.positive("head_dim")
     fields.require("draft_vocab_size", vocab, "a drafter that shares the target's head")
-    fields.require("target_hidden_size", fields.positive("hidden_size"), "a drafter that shares the target's head")
+    fields.require(
+        "target_hidden_size", fields.positive("hidden_size"), "a drafter that shares the target's head"
+    )
     num_target_layers = agreed("num_target_layers", fields, inner).positive("num_target_layers")
     windows = _windows(fields, layers, window_offset)
     return DFlashConfig(
@@ -158,7 +163,8 @@ def _check_variant(fields: Fields, inner: Fields) -> None:
     names = fields.values.get("architectures", [])
     if names != [DRAFTER_ARCHITECTURE]:
         raise UserError(
-            f"{fields.path}: architecture is {names}, but only ['{DRAFTER_ARCHITECTURE}'] (DFlash v1) is supported; "
+            f"{fields.path}: architecture is {names}, but only ['{DRAFTER_ARCHITECTURE}'] (DFlash v1) is "
+            "supported; "
             "give a v1 drafter"
         )
     fields.require("model_type", "qwen3", "the drafter")
@@ -169,11 +175,15 @@ def _check_variant(fields: Fields, inner: Fields) -> None:
         for name in NEUTRAL_FIELDS:
             place.require(name, 1.0, "a drafter made for Kimi")
         if place.values.get("attention_mode", ATTENTION_MODES[0]) not in ATTENTION_MODES:
-            raise place.error("attention_mode", "but only grouped-query attention is supported; give a v1 drafter")
+            raise place.error(
+                "attention_mode", "but only grouped-query attention is supported; give a v1 drafter"
+            )
     inner.reject_others(NESTED_FIELDS, "which is not known; remove it if it does not change the result")
     check_known(fields, (*MODEL_FIELDS, *NESTED_FIELDS))
     if (mask := fields.path.parent / MASK_FILE).exists():
-        raise UserError(f"{mask}: a mask embedding of its own, but only DFlash v1 is supported; give a v1 drafter")
+        raise UserError(
+            f"{mask}: a mask embedding of its own, but only DFlash v1 is supported; give a v1 drafter"
+        )
 
 
 def _query_heads(fields: Fields) -> int:
@@ -219,18 +229,22 @@ def _taps(fields: Fields, inner: Fields, num_target_layers: int, offset: int) ->
 
 
 def _windows(fields: Fields, layers: int, offset: int) -> tuple[int | None, ...]:
-    """Per layer; from layer_types, else as Qwen3 derives them from use_sliding_window and max_window_layers."""
+    """Per layer; from layer_types, else as Qwen3 derives them from use_sliding_window and
+    max_window_layers.
+    """
     use = fields.get("use_sliding_window", bool, default=None)
     if "layer_types" in fields:
         kinds = fields.get("layer_types", list)
         if len(kinds) != layers or not all(kind in ("full_attention", "sliding_attention") for kind in kinds):
             raise fields.error(
-                "layer_types", f"but must name full_attention or sliding_attention for each of {layers} layers"
+                "layer_types",
+                f"but must name full_attention or sliding_attention for each of {layers} layers",
             )
         sliding = tuple(kind == "sliding_attention" for kind in kinds)
         if any(sliding) and use is False:
             raise fields.error(
-                "use_sliding_window", "but layer_types names sliding_attention; set it to true, or the layers to full"
+                "use_sliding_window",
+                "but layer_types names sliding_attention; set it to true, or the layers to full",
             )
     elif use:
         first = fields.get("max_window_layers", int)
@@ -248,8 +262,12 @@ def _windows(fields: Fields, layers: int, offset: int) -> tuple[int | None, ...]
     return tuple(window if slides else None for slides in sliding)
 
 
-def _causal(fields: Fields, inner: Fields, windows: tuple[int | None, ...], override: bool | None) -> tuple[bool, ...]:
-    """Full layers see the whole block unless the file says causal; sliding ones are causal unless told otherwise."""
+def _causal(
+    fields: Fields, inner: Fields, windows: tuple[int | None, ...], override: bool | None
+) -> tuple[bool, ...]:
+    """Full layers see the whole block unless the file says causal; sliding ones are causal unless told
+    otherwise.
+    """
     named = {
         place.label(name): place.get(name, bool)
         for place in (inner, fields)

@@ -1,4 +1,6 @@
-"""Typed look-ups in a config.json; every complaint is one line that names the file, the field and what it must be."""
+"""Typed look-ups in a config.json; every complaint is one line that names the file, the field and what it
+must be.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,7 +29,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """One JSON object. null counts as absent. section: dotted path of the object in the file, for complaints."""
+    """One JSON object. null counts as absent. section: dotted path of the object in the file, for
+    complaints.
+    """
 
     def __init__(self, values: dict[str, Any], path: Path, section: str = ""):
         self.values = {name: value for name, value in values.items() if value is not None}
@@ -58,8 +62,8 @@ class Fields:
         return Fields(value, self.path, self.label(name))
 
     def get(self, name: str, kind: type, **default: Any) -> Any:
-        """The value, of type int (as int32 holds), float (as float32 holds; an integer will do), bool, str or list;
-        `default=` where absent.
+        """The value, of type int (as int32 holds), float (as float32 holds; an integer will do), bool, str or
+        list; `default=` where absent.
         """
         if name not in self.values:
             if "default" in default:

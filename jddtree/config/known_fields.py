@@ -1,8 +1,9 @@
 """Fields of a config.json that change nothing here, and fields that may have one value only.
 
-Contract: `check_known` passes a file only when every field is read by the caller, is in NEUTRAL, or has its value of
-FIXED. So a field that this project has never heard of ends the load instead of changing the model silently. Sources of
-the names: what transformers 4 and 5 write for any model (`PretrainedConfig`), and the published Kimi files.
+Contract: `check_known` passes a file only when every field is read by the caller, is in NEUTRAL, or has its
+value of FIXED. So a field that this project has never heard of ends the load instead of changing the model
+silently. Sources of the names: what transformers 4 and 5 write for any model (`PretrainedConfig`), and the
+published Kimi files.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,12 +14,15 @@ from jddtree.config.fields import Fields
 NEUTRAL = frozenset(
     # what the file is
     "_name_or_path name_or_path _commit_hash architectures auto_map model_type transformers_version "
-    "transformers_weights tokenizer_class finetuning_task task_specific_params problem_type id2label label2id "
+    "transformers_weights tokenizer_class finetuning_task task_specific_params problem_type id2label "
+    "label2id "
     "num_labels prefix "
     # training, and how a library computes the same numbers
     "attention_dropout hidden_dropout initializer_range aux_loss_alpha seq_aux router_aux_loss_coef ep_size "
-    "pretraining_tp gradient_checkpointing use_cache torchscript chunk_size_feed_forward use_bfloat16 tf_legacy_loss "
-    "_attn_implementation attn_implementation _experts_implementation experts_implementation base_model_tp_plan "
+    "pretraining_tp gradient_checkpointing use_cache torchscript chunk_size_feed_forward use_bfloat16 "
+    "tf_legacy_loss "
+    "_attn_implementation attn_implementation _experts_implementation experts_implementation "
+    "base_model_tp_plan "
     "tie_encoder_decoder is_decoder keys_to_ignore_at_inference ignore_keys_at_rope_validation "
     # what a call returns
     "return_dict use_return_dict output_attentions output_hidden_states output_router_logits output_scores "
@@ -46,7 +50,11 @@ FIXED: Mapping[str, Any] = {
 
 
 def check_known(fields: Fields, read: Iterable[str]) -> None:
-    """Raise UserError for a field that is not in `read`, NEUTRAL or FIXED, and for a value that is not FIXED's."""
+    """Raise UserError for a field that is not in `read`, NEUTRAL or FIXED, and for a value that is not
+    FIXED's.
+    """
     for name, value in FIXED.items():
         fields.require(name, value, "this project, which decodes token by token,")
-    fields.reject_others({*read, *NEUTRAL, *FIXED}, "which is not known; remove it if it does not change the result")
+    fields.reject_others(
+        {*read, *NEUTRAL, *FIXED}, "which is not known; remove it if it does not change the result"
+    )

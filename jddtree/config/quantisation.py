@@ -1,4 +1,5 @@
-"""Which quantisation a target may declare: INT4 experts as `compressed-tensors` packs them, and nothing beside them.
+"""Which quantisation a target may declare: INT4 experts as `compressed-tensors` packs them, and nothing
+beside them.
 
 Source of the names: `QuantizationConfig`, `QuantizationScheme` and `QuantizationArgs` of compressed-tensors.
 Which tensors are packed is not taken from here but from the checkpoint: exactly the routed experts must be.
@@ -45,7 +46,8 @@ def check_quantisation(outer: Fields, text: Fields) -> None:
     places = [place for place in (outer, text) if "quantization_config" in place]
     if not places:
         raise UserError(
-            f"{outer.path}: no quantization_config, neither at the top nor in text_config; give the INT4 release"
+            f"{outer.path}: no quantization_config, neither at the top nor in text_config; give the INT4 "
+            "release"
         )
     for place in places:
         _check_config(place.section("quantization_config"))
@@ -66,11 +68,15 @@ def _check_config(config: Fields) -> None:
 
 
 def _check_beside(config: Fields) -> None:
-    """Sparse weights and rotated ones; objects that ask for nothing are what the library writes without them."""
+    """Sparse weights and rotated ones; objects that ask for nothing are what the library writes without
+    them.
+    """
     sparsity, transforms = config.section("sparsity_config"), config.section("transform_config")
     sparsity.require("format", "dense", "the loader", present=bool(sparsity.values))
     if transforms.section("config_groups").values or set(transforms.values) - {"config_groups"}:
-        raise config.error("transform_config", "but the model here has no transforms of weights or activations")
+        raise config.error(
+            "transform_config", "but the model here has no transforms of weights or activations"
+        )
 
 
 def _check_group(group: Fields) -> None:

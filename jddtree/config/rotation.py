@@ -1,7 +1,8 @@
-"""The rotation of a model, from `rope_scaling` with `rope_theta` (older files) or `rope_parameters` (newer ones).
+"""The rotation of a model, from `rope_scaling` with `rope_theta` (older files) or `rope_parameters` (newer
+ones).
 
-YaRN: Peng et al., arXiv 2309.00071. A scaling rule, a key or a contradiction that this project does not know is a
-`UserError`: rotations that differ slightly still give fluent text, so nothing here is guessed.
+YaRN: Peng et al., arXiv 2309.00071. A scaling rule, a key or a contradiction that this project does not know
+is a `UserError`: rotations that differ slightly still give fluent text, so nothing here is guessed.
 """
 
 import math
@@ -53,7 +54,8 @@ def read_rope(fields: Fields, dim: int, amplitude: float | None = None) -> tuple
     """
     if dim % 2:
         raise UserError(
-            f"{fields.path}: {dim} rotary dimensions, but they must come in pairs (head_dim, qk_rope_head_dim)"
+            f"{fields.path}: {dim} rotary dimensions, but they must come in pairs (head_dim, "
+            "qk_rope_head_dim)"
         )
     scaling = _scaling(fields)
     place = agreed("rope_theta", fields, scaling)
@@ -62,7 +64,9 @@ def read_rope(fields: Fields, dim: int, amplitude: float | None = None) -> tuple
     for place in (fields, scaling):
         place.require("partial_rotary_factor", 1.0, "a rotation over all dimensions")
     if (kind := _kind(scaling)) == "default":
-        scaling.reject_others(PLAIN_KEYS, "which has no meaning for rope type 'default'; set the type or remove it")
+        scaling.reject_others(
+            PLAIN_KEYS, "which has no meaning for rope type 'default'; set the type or remove it"
+        )
         return Rope(dim, theta, amplitude=1.0 if amplitude is None else amplitude), 0.0
     if kind != "yarn":
         name = "rope_type" if "rope_type" in scaling else "type"
@@ -79,17 +83,22 @@ def _scaling(fields: Fields) -> Fields:
     if not new.values or not old.values:
         return new if new.values else old
     left, right = (
-        {k: v for k, v in x.values.items() if k not in ("rope_theta", "type", "rope_type")} for x in (new, old)
+        {k: v for k, v in x.values.items() if k not in ("rope_theta", "type", "rope_type")}
+        for x in (new, old)
     )
     if left != right or _kind(new) != _kind(old):
-        raise fields.error("rope_scaling", f"but field 'rope_parameters' is {new.values!r}; keep the right one")
+        raise fields.error(
+            "rope_scaling", f"but field 'rope_parameters' is {new.values!r}; keep the right one"
+        )
     return new
 
 
 def _kind(scaling: Fields) -> str:
     kinds = {scaling.get(name, str) for name in ("rope_type", "type") if name in scaling}
     if len(kinds) > 1:
-        raise scaling.error("type", f"but field {scaling.label('rope_type')!r} is {scaling.values['rope_type']!r}")
+        raise scaling.error(
+            "type", f"but field {scaling.label('rope_type')!r} is {scaling.values['rope_type']!r}"
+        )
     if not kinds and set(scaling.values) - set(PLAIN_KEYS):
         raise scaling.error("rope_type", "but the scaling cannot be read without it; add 'yarn' or 'default'")
     return kinds.pop() if kinds else "default"

@@ -1,14 +1,15 @@
-"""How many nodes a round verifies: as many as their chances are worth at what rows cost, chosen inside the program.
+"""How many nodes a round verifies: as many as their chances are worth at what rows cost, chosen inside the
+program.
 
-A tree's nodes stand in best-first order, so its first n nodes are a tree too, and with node i accepted with chance q_i
-the round is expected to give 1 + q_1 + .. + q_n tokens (DDTree, arXiv 2604.12989, Proposition 1). Chances come from
-`calibration`, costs from a curve by rows, and both are data: choosing compiles nothing. The sequences of a batch share
-the cost of a round, so their nodes compete for it, the likeliest first.
+A tree's nodes stand in best-first order, so its first n nodes are a tree too, and with node i accepted with
+chance q_i the round is expected to give 1 + q_1 + .. + q_n tokens (DDTree, arXiv 2604.12989, Proposition 1).
+Chances come from `calibration`, costs from a curve by rows, and both are data: choosing compiles nothing. The
+sequences of a batch share the cost of a round, so their nodes compete for it, the likeliest first.
 
-The count maximises expected tokens / seconds over all counts, not only up to the first fall (as in CaDDTree, arXiv
-2606.01813): the cost of an expert model is concave in rows and has steps. A draft must be paid before its scores are
-known, so whether to draft at all is decided from the rounds before: where plain decoding beats what they promised,
-rounds are not drafted, with a try every `PAUSE` rounds.
+The count maximises expected tokens / seconds over all counts, not only up to the first fall (as in CaDDTree,
+arXiv 2606.01813): the cost of an expert model is concave in rows and has steps. A draft must be paid before
+its scores are known, so whether to draft at all is decided from the rounds before: where plain decoding beats
+what they promised, rounds are not drafted, with a try every `PAUSE` rounds.
 """
 
 from typing import NamedTuple
@@ -25,8 +26,9 @@ PAUSE = 24  # rounds without a draft where it does not
 
 
 class Costs(NamedTuple):
-    """Seconds of a round. contexts: int32 [curves], rising, the most committed tokens that each curve is for; rows:
-    float32 [curves, most + 1], by the rows that all sequences verify together; draft: float32 [], what a draft adds.
+    """Seconds of a round. contexts: int32 [curves], rising, the most committed tokens that each curve is for;
+    rows: float32 [curves, most + 1], by the rows that all sequences verify together; draft: float32 [], what
+    a draft adds.
     """
 
     contexts: jax.Array
@@ -40,8 +42,8 @@ class Costs(NamedTuple):
 
 
 class Economy(NamedTuple):
-    """auto bool [B]: whose count is chosen here, up to their budget; the others use it whole. weights: float32
-    [B, features] of `calibration`. costs: as above.
+    """auto bool [B]: whose count is chosen here, up to their budget; the others use it whole. weights:
+    float32 [B, features] of `calibration`. costs: as above.
     """
 
     auto: jax.Array
@@ -50,8 +52,8 @@ class Economy(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What drafted rounds have been promising, the latest counting most: tokens and seconds float32 []; rounds int32
-    []: how many there were; pause int32 []: rounds still to do without a draft.
+    """What drafted rounds have been promising, the latest counting most: tokens and seconds float32 [];
+    rounds int32 []: how many there were; pause int32 []: rounds still to do without a draft.
     """
 
     tokens: jax.Array
@@ -68,11 +70,13 @@ class Plan(NamedTuple):
     drafted: jax.Array
 
 
-def plan(tree: Tree, running: jax.Array, drafted: jax.Array, longest: jax.Array, economy: Economy) -> tuple[Tree, Plan]:
+def plan(
+    tree: Tree, running: jax.Array, drafted: jax.Array, longest: jax.Array, economy: Economy
+) -> tuple[Tree, Plan]:
     """Cut the trees of `auto` sequences to the nodes that pay.
 
-    running: bool [B]; drafted: bool [], whether there was a draft; longest: int32 [], committed tokens of the longest
-    sequence.
+    running: bool [B]; drafted: bool [], whether there was a draft; longest: int32 [], committed tokens of the
+    longest sequence.
     """
     chance = jnp.where(running[:, None], chances(tree, economy.weights), 0.0)
     curve = economy.costs.curve(longest)
@@ -83,7 +87,9 @@ def plan(tree: Tree, running: jax.Array, drafted: jax.Array, longest: jax.Array,
     draft = jnp.where(drafted, economy.costs.draft, 0.0)
     counts = jax.lax.cond(
         (most > 0).any(),
-        lambda: choose_counts(chance, most, running.sum(dtype=jnp.int32) + fixed.sum(), certain, curve, draft),
+        lambda: choose_counts(
+            chance, most, running.sum(dtype=jnp.int32) + fixed.sum(), certain, curve, draft
+        ),
         lambda: most,
     )
     kept = jnp.where(economy.auto, counts, nodes)
@@ -103,15 +109,17 @@ def choose_counts(
 ) -> jax.Array:
     """Nodes of each sequence, int32 [B], at most `most` int32 [B].
 
-    chance: float32 [B, C] of each row, 0 for roots and padding; rows int32 [] and tokens float32 []: what the round has
-    without any of these nodes; curve: float32 [most rows + 1] seconds; draft: float32 [] seconds.
+    chance: float32 [B, C] of each row, 0 for roots and padding; rows int32 [] and tokens float32 []: what the
+    round has without any of these nodes; curve: float32 [most rows + 1] seconds; draft: float32 [] seconds.
     """
     batch, width = chance.shape
     nodes = jnp.arange(1, width, dtype=jnp.int32)[None] <= most[:, None]
     value = jnp.where(nodes, chance[:, 1:], 0.0)
     # A node may be likelier than one before it, but is bought after it: rank by the least chance so far.
     rank = jnp.where(nodes, jax.lax.cummin(value, axis=1), -1.0).ravel()
-    order = jnp.argsort(-rank, stable=True) if batch > 1 else jnp.arange(width - 1)  # one sequence's are in order
+    order = (
+        jnp.argsort(-rank, stable=True) if batch > 1 else jnp.arange(width - 1)
+    )  # one sequence's are in order
     gained = jnp.concatenate([jnp.zeros(1), jnp.cumsum(jnp.take(value.ravel(), order))])
     bought = jnp.arange(gained.shape[0], dtype=jnp.int32)
     seconds = jnp.take(curve, rows + bought, mode="clip") + draft
@@ -125,13 +133,19 @@ def first_nodes(tree: Tree, counts: jax.Array) -> Tree:
     kept = tree.valid & (jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)[None] <= counts[:, None])
     only = lambda values, padding: jnp.where(kept, values, jnp.asarray(padding, values.dtype))
     return Tree(
-        only(tree.tokens, 0), only(tree.parents, -1), only(tree.depths, 0), kept, only(tree.scores, -jnp.inf),
+        only(tree.tokens, 0),
+        only(tree.parents, -1),
+        only(tree.depths, 0),
+        kept,
+        only(tree.scores, -jnp.inf),
         jnp.where(kept[:, :, None], tree.ancestors, jnp.uint32(0)),
-    )  # fmt: skip
+    )
 
 
 def keep_pace(pace: Pace, plan: Plan, running: jax.Array, longest: jax.Array, economy: Economy) -> Pace:
-    """The pace after a round. Promises vary less than what rounds give, so they tell sooner whether to draft."""
+    """The pace after a round. Promises vary less than what rounds give, so they tell sooner whether to
+    draft.
+    """
     count = running.sum(dtype=jnp.int32)
     plain = count.astype(jnp.float32) / jnp.take(economy.costs.curve(longest), count)
     tokens, seconds = MEMORY * pace.tokens + plan.tokens.sum(), MEMORY * pace.seconds + plan.seconds

@@ -1,10 +1,10 @@
 """What a node's score is really worth: the chance that the target accepts it.
 
-The drafter scores a node by the product of its slots' probabilities. Its slots are independent, so they describe what
-follows the top-1 chain (the spine) and not what follows a sibling, and no drafter is exactly as sure as it is right.
-The chance is a logistic function of the score, the depth and whether the path left the spine. With p = exp(score) its
-terms ln p and -ln (1 - p) are those of beta calibration (Kull, Silva Filho and Flach, AISTATS 2017), and the weights
-0, 1, 1, 0, 0, 0 give p itself.
+The drafter scores a node by the product of its slots' probabilities. Its slots are independent, so they
+describe what follows the top-1 chain (the spine) and not what follows a sibling, and no drafter is exactly as
+sure as it is right. The chance is a logistic function of the score, the depth and whether the path left the
+spine. With p = exp(score) its terms ln p and -ln (1 - p) are those of beta calibration (Kull, Silva Filho and
+Flach, AISTATS 2017), and the weights 0, 1, 1, 0, 0, 0 give p itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ SUREST = 1e-6  # no score is taken as surer than 1 minus this
 
 @dataclass(frozen=True)
 class Calibration:
-    """Weights of `FEATURES` by how a sequence is decoded: "greedy", "sampled" (temperature above 0, draft without the
-    noise) or "coupled" (draft with it). A mode that is missing takes scores at their word.
+    """Weights of `FEATURES` by how a sequence is decoded: "greedy", "sampled" (temperature above 0, draft
+    without the noise) or "coupled" (draft with it). A mode that is missing takes scores at their word.
     """
 
     weights: Mapping[str, Sequence[float]]
@@ -65,7 +65,9 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def _calibration(values: Any) -> Calibration:
-    """The calibration of a file's value. Raises ValueError, TypeError, KeyError or AttributeError when it is none."""
+    """The calibration of a file's value. Raises ValueError, TypeError, KeyError or AttributeError when it is
+    none.
+    """
     weights = {mode: [_weight(value) for value in row] for mode, row in values["weights"].items()}
     if values["features"] != list(FEATURES) or not set(weights) <= set(MODES):
         raise ValueError("other features or modes")
@@ -83,7 +85,8 @@ def _weight(value: Any) -> float:
 def features(scores: jax.Array, depths: jax.Array, off_spine: jax.Array) -> jax.Array:
     """What the chance depends on, float32 [..., 6], in the order of `FEATURES`.
 
-    scores: float32, log-probability of the whole path; depths: int32, from 1; off_spine: bool; all of one shape.
+    scores: float32, log-probability of the whole path; depths: int32, from 1; off_spine: bool; all of one
+    shape.
     """
     p = jnp.minimum(jnp.exp(scores), 1 - SUREST)
     log_p = jnp.log(jnp.maximum(p, 1e-30))
@@ -105,8 +108,8 @@ def chances(tree: Tree, weights: jax.Array) -> jax.Array:
 def on_spine(tree: Tree) -> jax.Array:
     """Whether each row lies on the drafter's top-1 chain, bool [B, C]; the root does.
 
-    No prefix of a depth is likelier than the chain's, and ties go to the lowest ranks, so the chain's node is the first
-    row of its depth.
+    No prefix of a depth is likelier than the chain's, and ties go to the lowest ranks, so the chain's node is
+    the first row of its depth.
     """
     same = (tree.depths[:, :, None] == tree.depths[:, None, :]) & tree.valid[:, None, :]
     earlier = jnp.tril(jnp.ones(same.shape[1:], bool), -1)

@@ -1,9 +1,10 @@
-"""Cost curves: seconds of a round by the rows that it verifies, as files hold them and as the program takes them.
+"""Cost curves: seconds of a round by the rows that it verifies, as files hold them and as the program takes
+them.
 
-A file is JSON: {"source": text, "draft_ms": number, "curves": [{"context": tokens, "rows": [..], "ms": [..]}, ..]}.
-`rows` counts what all sequences verify together, roots included, so the first one is a round of plain decoding; `ms` is
-the round without its draft, which costs draft_ms. Each curve serves up to `context` committed tokens. Between given
-rows a curve is linear, beyond them it goes on as it ended.
+A file is JSON: {"source": text, "draft_ms": number, "curves": [{"context": tokens, "rows": [..], "ms": [..]},
+..]}. `rows` counts what all sequences verify together, roots included, so the first one is a round of plain
+decoding; `ms` is the round without its draft, which costs draft_ms. Each curve serves up to `context`
+committed tokens. Between given rows a curve is linear, beyond them it goes on as it ended.
 """
 
 from collections.abc import Sequence
@@ -76,7 +77,9 @@ def read_costs(path: Path) -> CostTable:
         raise UserError(f"--cost {path} cannot be read ({error.strerror}); check the path") from None
     except (ValueError, TypeError, KeyError) as error:
         text = str(error)[:SHOWN]
-        raise UserError(f"--cost {path} is no cost curve ({text}); docs/economics.md has the format") from None
+        raise UserError(
+            f"--cost {path} is no cost curve ({text}); docs/economics.md has the format"
+        ) from None
 
 
 def table_of(values: Any) -> CostTable:
@@ -86,11 +89,16 @@ def table_of(values: Any) -> CostTable:
         raise ValueError(f"{len(curves)} curves, but 1 to {CURVES} are taken")
     if sorted({curve.context for curve in curves}) != [curve.context for curve in curves]:
         raise ValueError("the contexts do not rise")
-    return CostTable(tuple(curves), _milliseconds("draft_ms", values["draft_ms"]) / 1e3, str(values["source"]))
+    return CostTable(
+        tuple(curves), _milliseconds("draft_ms", values["draft_ms"]) / 1e3, str(values["source"])
+    )
 
 
 def _curve(values: Any) -> Curve:
-    context, rows = _whole(values["context"], 0, MOST_CONTEXT), [_whole(one, 1, MOST_ROWS) for one in values["rows"]]
+    context, rows = (
+        _whole(values["context"], 0, MOST_CONTEXT),
+        [_whole(one, 1, MOST_ROWS) for one in values["rows"]],
+    )
     milliseconds = [_milliseconds("ms", one) for one in values["ms"]]
     if any(one < LEAST_MS for one in milliseconds):
         raise ValueError(f"ms must be above 0, from {LEAST_MS} on")

@@ -1,7 +1,8 @@
 """The compiled engine: the only module that jits.
 
-An `Engine` compiles two functions, the prefill of a prompt chunk and the dispatch of rounds, once each. Prompt lengths,
-budgets, methods, sampling and stop positions are data. Token ids in, token ids out; it knows nothing about text.
+An `Engine` compiles two functions, the prefill of a prompt chunk and the dispatch of rounds, once each.
+Prompt lengths, budgets, methods, sampling and stop positions are data. Token ids in, token ids out; it knows
+nothing about text.
 """
 
 import time
@@ -32,9 +33,10 @@ from jddtree.models.parameters import Tree
 
 
 class Dispatch(NamedTuple):
-    """What one dispatch of rounds gave: tokens[b] is the list of ids that each round emitted for sequence b, nodes[b]
-    the nodes that each used, plans[b] the tokens expected of each and the seconds expected of the whole round,
-    0 without a cost table; finish[b] is None while the sequence runs, else "stop", "length" or "context".
+    """What one dispatch of rounds gave: tokens[b] is the list of ids that each round emitted for sequence b,
+    nodes[b] the nodes that each used, plans[b] the tokens expected of each and the seconds expected of the
+    whole round, 0 without a cost table; finish[b] is None while the sequence runs, else "stop", "length" or
+    "context".
     """
 
     tokens: list[list[list[int]]]
@@ -55,9 +57,9 @@ class Dispatch(NamedTuple):
 class Engine:
     """Compiled prefill and rounds over one set of weights.
 
-    weights: {"target": tree, "drafter": tree or absent} of arrays on the device; dtype: that of the caches; mesh: the
-    one that the weights are on, when the program has an axis. calibration and costs are what `auto` requests and plans
-    go by; they are data and may be set at any time, for the controls made from then on.
+    weights: {"target": tree, "drafter": tree or absent} of arrays on the device; dtype: that of the caches;
+    mesh: the one that the weights are on, when the program has an axis. calibration and costs are what `auto`
+    requests and plans go by; they are data and may be set at any time, for the controls made from then on.
     """
 
     program: Program
@@ -88,7 +90,9 @@ class Engine:
 
     @property
     def programs(self) -> dict[str, jax.stages.Compiled]:
-        """The compiled functions "prefill" and "rounds", for measurements: both take weights, a state and controls."""
+        """The compiled functions "prefill" and "rounds", for measurements: both take weights, a state and
+        controls.
+        """
         return {"prefill": self._prefill, "rounds": self._rounds}
 
     def _lower(self, function: Callable, *arguments: Any) -> jax.stages.Lowered:
@@ -98,7 +102,11 @@ class Engine:
             specs = jax.tree.map(lambda array: array.sharding.spec, self.weights)
             state, *others = state_specs(self.program.drafter), *[P()] * (len(arguments) - 1)
             call = jax.shard_map(
-                call, mesh=self.mesh, in_specs=(specs, state, *others), out_specs=(state, P()), check_vma=False
+                call,
+                mesh=self.mesh,
+                in_specs=(specs, state, *others),
+                out_specs=(state, P()),
+                check_vma=False,
             )
         return jax.jit(call, donate_argnums=1).lower(self.weights, *arguments)
 
@@ -122,17 +130,19 @@ class Engine:
         program = self.program
         return initial_state(
             program.target, program.drafter, program.capacity, self.dtype, self.weights.get("drafter")
-        )  # fmt: skip
+        )
 
     def _shardings(self) -> State:
         specs = state_specs(self.program.drafter)
-        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=lambda x: isinstance(x, P)
+        )
 
     def decode(self, requests: Sequence[Request | None]) -> Iterator[Dispatch]:
         """Prefill one request per sequence into a new state and run them to their ends, a dispatch at a time.
 
-        The first dispatch is the prefill: the first id of each sequence, and no round. None leaves a sequence idle.
-        Raises UserError for a request that does not fit the compiled capacity.
+        The first dispatch is the prefill: the first id of each sequence, and no round. None leaves a sequence
+        idle. Raises UserError for a request that does not fit the compiled capacity.
         """
         state, controls, first, finish = self.start(requests)
         nothing: list[list] = [[] for _ in requests]
@@ -143,19 +153,23 @@ class Engine:
             state, dispatch = self.run(state, controls)
             yield dispatch
 
-    def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
-        """Prefill one request per sequence (None leaves it idle) into a new state; returns what `admit` does."""
+    def start(
+        self, requests: Sequence[Request | None]
+    ) -> tuple[State, Controls, list[list[int]], list[str | None]]:
+        """Prefill one request per sequence (None leaves it idle) into a new state; returns what `admit`
+        does.
+        """
         return self.admit(self._new_state(), requests)
 
     def admit(
         self, state: State, requests: Sequence[Request | None], controls: Controls | None = None
     ) -> tuple[State, Controls, list[list[int]], list[str | None]]:
-        """Prefill requests into the given sequences of a state; those with None keep running (their controls must be
-        given).
+        """Prefill requests into the given sequences of a state; those with None keep running (their controls
+        must be given).
 
-        Returns the state, the controls, the first token of each new sequence as a list of at most one id, and finish
-        reasons. Raises UserError for a request that does not fit the compiled capacity, and for one that chooses
-        its node counts (`auto`) while nobody has said what rounds cost.
+        Returns the state, the controls, the first token of each new sequence as a list of at most one id, and
+        finish reasons. Raises UserError for a request that does not fit the compiled capacity, and for one
+        that chooses its node counts (`auto`) while nobody has said what rounds cost.
         """
         for request in requests:
             if request is not None:
@@ -165,13 +179,17 @@ class Engine:
         new = self.controls(requests)
         if controls is not None:
             new = _merged(fresh, controls, new)
-        state = state._replace(length=_where(fresh, 0, state.length), finish=_where(fresh, IDLE, state.finish))
+        state = state._replace(
+            length=_where(fresh, 0, state.length), finish=_where(fresh, IDLE, state.finish)
+        )
         result = None
         for chunk in self._chunks(requests):
             state, result = self._prefill(self.weights, state, new, chunk)
         roots, finish = np.asarray(result) if result is not None else (state.root, state.finish)
         self._check_finite(finish)
-        first = [[int(root)] if request is not None else [] for root, request in zip(roots, requests, strict=True)]
+        first = [
+            [int(root)] if request is not None else [] for root, request in zip(roots, requests, strict=True)
+        ]
         return state, new, first, [FINISH_REASONS.get(int(code)) for code in finish]
 
     def release(self, state: State, sequences: Collection[int]) -> State:
@@ -182,7 +200,8 @@ class Engine:
     def _check_costs(self, request: Request) -> None:
         if request.auto and request.method == "tree" and self.costs is UNKNOWN:
             raise UserError(
-                "the budget is auto, but what rounds cost is not known; set Engine.costs (jddtree.prepare and "
+                "the budget is auto, but what rounds cost is not known; set Engine.costs "
+                "(jddtree.prepare and "
                 "jddtree.generate measure it), or give a number of nodes"
             )
 
@@ -237,7 +256,9 @@ class Engine:
 
 
 def state_specs(drafter: DrafterConfig | None) -> State:
-    """How the state is split over a mesh: all of it is on every rank but what the drafter splits of its own."""
+    """How the state is split over a mesh: all of it is on every rank but what the drafter splits of its
+    own.
+    """
     draft = () if drafter is None else model_of(drafter).specs()
     return State(P(), draft, P(), P(), P(), P(), Pace(P(), P(), P(), P()))
 

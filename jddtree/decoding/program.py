@@ -1,4 +1,6 @@
-"""What is fixed when a round is compiled: shapes, models, kernels, and how XLA compiles it on this machine."""
+"""What is fixed when a round is compiled: shapes, models, kernels, and how XLA compiles it on this
+machine.
+"""
 
 import os
 from dataclasses import dataclass
@@ -22,8 +24,8 @@ COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 @dataclass(frozen=True)
 class Program:
     """Everything that is fixed when the round is compiled. kernels: implementation, as in `common/choice.py`.
-    axis: the mesh axis that the weights are split over, None on one device. observer: sees and may change which experts
-    rows go to, for recorders and benchmarks.
+    axis: the mesh axis that the weights are split over, None on one device. observer: sees and may change
+    which experts rows go to, for recorders and benchmarks.
     """
 
     target: TargetConfig
@@ -53,19 +55,25 @@ def check_program(program: Program) -> None:
         limit.check(f"the capacity's {name}", getattr(capacity, name))
     if program.drafter is None:
         if capacity.rows != 1:
-            raise UserError(f"capacity is {capacity.rows} rows without a drafter, but then it is 1; give --draft")
+            raise UserError(
+                f"capacity is {capacity.rows} rows without a drafter, but then it is 1; give --draft"
+            )
     else:
         check_pair(target, program.drafter)
         if capacity.rows < program.block:
             raise UserError(
-                f"capacity is {capacity.rows} rows, but a chain of block size {program.block} needs {program.block}; "
+                f"capacity is {capacity.rows} rows, but a chain of block size {program.block} needs "
+                f"{program.block}; "
                 f"raise --capacity to at least {program.block}"
             )
         if not 1 <= capacity.candidates <= target.vocab_size:
-            raise UserError(f"candidates per slot is {capacity.candidates}, but must be 1 to {target.vocab_size}")
+            raise UserError(
+                f"candidates per slot is {capacity.candidates}, but must be 1 to {target.vocab_size}"
+            )
     if not 2 <= capacity.context <= target.max_position_embeddings:
         raise UserError(
-            f"--max-context is {capacity.context} tokens, but this target takes 2 to {target.max_position_embeddings}"
+            f"--max-context is {capacity.context} tokens, but this target takes 2 to "
+            f"{target.max_position_embeddings}"
         )
 
 

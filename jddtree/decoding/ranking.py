@@ -1,9 +1,10 @@
 """The best few of many scores, in the two forms that suit CPUs and GPUs.
 
-Both are exact and stable: the larger score comes first, and of equal scores the one that stands first. On a CPU that is
-`lax.top_k`. On a GPU it would be a sort of many small kernels; there the place of a score is counted, as the number of
-scores ahead of it, in one comparison of all with all. Where that would be too many pairs, only the best of each block
-are compared further: a score that is not among the best of its block is not among the best of all.
+Both are exact and stable: the larger score comes first, and of equal scores the one that stands first. On a
+CPU that is `lax.top_k`. On a GPU it would be a sort of many small kernels; there the place of a score is
+counted, as the number of scores ahead of it, in one comparison of all with all. Where that would be too many
+pairs, only the best of each block are compared further: a score that is not among the best of its block is
+not among the best of all.
 """
 
 import jax
@@ -29,7 +30,9 @@ def by_sorting(scores: jax.Array, count: int) -> jax.Array:
 
 def by_counting(scores: jax.Array, count: int) -> jax.Array:
     """`best` by comparisons and sums."""
-    scores = lax.optimization_barrier(scores)  # read once for every other score: never to be computed there again
+    scores = lax.optimization_barrier(
+        scores
+    )  # read once for every other score: never to be computed there again
     index = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
     if scores.shape[1] <= DIRECT or 2 * count > BLOCK:
         return _by_place(_ahead(scores), index, count)

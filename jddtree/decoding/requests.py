@@ -31,12 +31,12 @@ def method_of(name: str) -> str:
 class Request:
     """One sequence to decode.
 
-    prompt: token ids. method: "ar" (no draft), "chain" (the top-1 candidates) or "tree"; an alias is replaced by what
-    it stands for. budget: nodes per round beside the root, for "tree". auto: use as many of them as pay, by the
-    engine's cost table. top_k_cap: candidates per slot, None for all compiled ones. spine: put the top-1 chain first.
-    temperature 0 is greedy; top_p 1 keeps everything. sequence: tells samples with one seed apart. coupling: draft with
-    the target's noise, where it samples; tau: how much its scores are flattened, None for the best known
-    (`jddtree.decoding.coupling`). stop_ids: at most 16.
+    prompt: token ids. method: "ar" (no draft), "chain" (the top-1 candidates) or "tree"; an alias is replaced
+    by what it stands for. budget: nodes per round beside the root, for "tree". auto: use as many of them as
+    pay, by the engine's cost table. top_k_cap: candidates per slot, None for all compiled ones. spine: put
+    the top-1 chain first. temperature 0 is greedy; top_p 1 keeps everything. sequence: tells samples with one
+    seed apart. coupling: draft with the target's noise, where it samples; tau: how much its scores are
+    flattened, None for the best known (`jddtree.decoding.coupling`). stop_ids: at most 16.
     """
 
     prompt: Sequence[int]
@@ -115,11 +115,14 @@ def check_request(program: Program, request: Request) -> None:
         raise UserError("the prompt is empty (0 tokens), but at least 1 is needed; give a text or token ids")
     if len(prompt) >= capacity.context:
         raise UserError(
-            f"the prompt is {len(prompt)} tokens long, but the context holds {capacity.context} with at least one new "
+            f"the prompt is {len(prompt)} tokens long, but the context holds {capacity.context} with at "
+            "least one new "
             "token; shorten the prompt or raise --max-context"
         )
     if bad := [token for token in prompt if not 0 <= token < vocabulary]:
-        raise UserError(f"the prompt holds token id {bad[0]}, but this target's ids are 0 to {vocabulary - 1}")
+        raise UserError(
+            f"the prompt holds token id {bad[0]}, but this target's ids are 0 to {vocabulary - 1}"
+        )
     check_numbers(request)
     if request.method != "ar" and program.drafter is None:
         raise UserError(
@@ -133,7 +136,8 @@ def check_request(program: Program, request: Request) -> None:
         )
     if request.top_k_cap is not None and not 1 <= request.top_k_cap <= capacity.candidates:
         raise UserError(
-            f"--top-k-cap is {request.top_k_cap}, but must be 1 to the {capacity.candidates} compiled candidates"
+            f"--top-k-cap is {request.top_k_cap}, but must be 1 to the {capacity.candidates} compiled "
+            "candidates"
         )
     if len(request.stop_ids) > STOP_IDS:
         raise UserError(f"{len(request.stop_ids)} stop token ids were given, but at most {STOP_IDS} fit")
@@ -150,4 +154,6 @@ def check_numbers(request: Request) -> None:
     if request.tau is not None and not 0 < request.tau < float("inf"):
         raise UserError(f"--tau is {request.tau}, but must be a number above 0")
     if not 0 <= request.seed < 2**32 or not 0 <= request.sequence < 2**32:
-        raise UserError(f"--seed is {request.seed} (sequence {request.sequence}), but must be 0 to {2**32 - 1}")
+        raise UserError(
+            f"--seed is {request.seed} (sequence {request.sequence}), but must be 0 to {2**32 - 1}"
+        )

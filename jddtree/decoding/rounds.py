@@ -1,7 +1,9 @@
-"""One round of tree speculative decoding, the loop over rounds, and the prefill of a prompt chunk; pure functions.
+"""One round of tree speculative decoding, the loop over rounds, and the prefill of a prompt chunk; pure
+functions.
 
-A round is draft, build, verify, walk, commit (`jddtree.decoding.stages`). Plain decoding, a chain and a tree are the
-same code with another tree: which one is data. Nothing here depends on how many nodes are used, accepted or cut.
+A round is draft, build, verify, walk, commit (`jddtree.decoding.stages`). Plain decoding, a chain and a tree
+are the same code with another tree: which one is data. Nothing here depends on how many nodes are used,
+accepted or cut.
 """
 
 from typing import NamedTuple
@@ -22,8 +24,8 @@ from pallas_kernels.attention.api import causal_words
 
 
 class Record(NamedTuple):
-    """What the host learns of one round: tokens int32 [B, block], -1 past the emitted ones; emitted, nodes int32 [B];
-    expected float32 [B], tokens, and seconds float32 [B], of the whole round, as planned.
+    """What the host learns of one round: tokens int32 [B, block], -1 past the emitted ones; emitted, nodes
+    int32 [B]; expected float32 [B], tokens, and seconds float32 [B], of the whole round, as planned.
     """
 
     tokens: jax.Array
@@ -39,18 +41,22 @@ class Record(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Prompt tokens int32 [B, chunk], how many of them count int32 [B], and bool [B] where the prompt ends here."""
+    """Prompt tokens int32 [B, chunk], how many of them count int32 [B], and bool [B] where the prompt ends
+    here.
+    """
 
     tokens: jax.Array
     counts: jax.Array
     last: jax.Array
 
 
-def run_rounds(program: Program, weights: Weights, state: State, controls: Controls) -> tuple[State, jax.Array]:
+def run_rounds(
+    program: Program, weights: Weights, state: State, controls: Controls
+) -> tuple[State, jax.Array]:
     """Run up to `rounds` rounds, fewer when every sequence is done.
 
-    Returns the new state and one int32 array for the host, [rounds, B, block + 4] flattened and then finish, length and
-    emitted [3, B]; the engine reads it.
+    Returns the new state and one int32 array for the host, [rounds, B, block + 4] flattened and then finish,
+    length and emitted [3, B]; the engine reads it.
     """
     capacity, batch = program.capacity, program.capacity.sequences
     records = jnp.zeros((capacity.rounds, batch, program.block + 4), jnp.int32)
@@ -96,7 +102,9 @@ def prefill(
     scored = models.target(chunk.tokens, rows, state.latents)
     draft = state.draft
     if models.drafter is not None:
-        draft = models.drafter.observe(draft, Committed(chunk.tokens, scored.taps, state.length, chunk.counts))
+        draft = models.drafter.observe(
+            draft, Committed(chunk.tokens, scored.taps, state.length, chunk.counts)
+        )
     latents = append_rows(state.latents, scored.latents, state.length, chunk.counts)
     state = state._replace(latents=latents, draft=draft, length=state.length + chunk.counts)
     state = first_token(models, state, controls, scored, chunk)

@@ -1,8 +1,8 @@
 """The target's choice at each row: argmax at temperature 0, position-keyed Gumbel noise above.
 
-argmax(logits / T + g) with g Gumbel is a sample of softmax(logits / T). The noise of a token depends on (seed,
-sequence, absolute position) alone, so the choice after a prefix is the same in whatever tree, batch or method it is
-made; that makes verification by match lossless.
+argmax(logits / T + g) with g Gumbel is a sample of softmax(logits / T). The noise of a token depends on
+(seed, sequence, absolute position) alone, so the choice after a prefix is the same in whatever tree, batch or
+method it is made; that makes verification by match lossless.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,9 @@ from jddtree.parallel.split_logits import Vocabulary
 
 
 class Sampling(NamedTuple):
-    """Per sequence [B]: temperature float32 (0: greedy), top_p float32 (1: everything), seed and sequence uint32."""
+    """Per sequence [B]: temperature float32 (0: greedy), top_p float32 (1: everything), seed and sequence
+    uint32.
+    """
 
     temperature: jax.Array
     top_p: jax.Array
@@ -29,8 +31,8 @@ def choose(
 ) -> jax.Array:
     """The token that follows each row, int32 [B, C]; the lowest id wins ties.
 
-    logits: float32 [B, C, V], or this rank's part of them; positions: int32 [B, C], the absolute position of the token
-    being chosen; vocabulary: how the logits are split, None if they are not.
+    logits: float32 [B, C, V], or this rank's part of them; positions: int32 [B, C], the absolute position of
+    the token being chosen; vocabulary: how the logits are split, None if they are not.
     """
     vocabulary = vocabulary or Vocabulary(logits.shape[-1])
     greedy = vocabulary.argmax(logits)
@@ -49,9 +51,11 @@ def choose(
 
 
 def _nucleus(logits: jax.Array, top_p: jax.Array, vocabulary: Vocabulary) -> jax.Array:
-    """Keep the fewest most probable tokens that reach top_p; tokens as probable as the last one kept stay too.
+    """Keep the fewest most probable tokens that reach top_p; tokens as probable as the last one kept stay
+    too.
 
-    A top_p below the smallest normal number keeps the most probable ones: float32 arithmetic would take it for 0.
+    A top_p below the smallest normal number keeps the most probable ones: float32 arithmetic would take it
+    for 0.
     """
     probabilities = jnp.exp(logits - vocabulary.logsumexp(logits))
     descending = lax.sort(vocabulary.gather(probabilities), dimension=2)[..., ::-1]
@@ -75,7 +79,9 @@ def noise(positions: jax.Array, sampling: Sampling, ids: jax.Array) -> jax.Array
 
 
 def _gumbel(key: jax.Array, ids: jax.Array) -> jax.Array:
-    """Noise of each id, float32: jax.random.gumbel's own values, but a rank makes only its slice and all agree"""
+    """Noise of each id, float32: jax.random.gumbel's own values, but a rank makes only its slice and all
+    agree
+    """
     words = jnp.broadcast_to(jax.random.key_data(key)[:, None], (2, *ids.shape))
     first, second = threefry2x32_p.bind(words[0], words[1], jnp.zeros_like(words[0]), ids.astype(jnp.uint32))
     mantissa = lax.bitcast_convert_type(((first ^ second) >> 9) | jnp.uint32(0x3F800000), jnp.float32) - 1.0

@@ -1,7 +1,8 @@
 """The stages of a round: draft, build, verify, walk, commit; pure functions, whatever composes them.
 
-`jddtree.decoding.rounds.one_round` runs them in one program. A recorder compiles `propose`, `plan_trees`, `verify` and
-`settle` apart and keeps what passes between them; `bench step` times the smaller ones they are made of.
+`jddtree.decoding.rounds.one_round` runs them in one program. A recorder compiles `propose`, `plan_trees`,
+`verify` and `settle` apart and keeps what passes between them; `bench step` times the smaller ones they are
+made of.
 """
 
 from dataclasses import dataclass
@@ -36,14 +37,16 @@ class Models:
         self.target = Target(*parts, observer=program.observer)
         self.drafter: Proposer | None = None
         if program.drafter:
-            self.drafter = model_of(program.drafter).over(weights.get("drafter", {}), self.target, program.kernels)
+            self.drafter = model_of(program.drafter).over(
+                weights.get("drafter", {}), self.target, program.kernels
+            )
         capacity = program.capacity
         self.lattice = lattice(program.block - 1, capacity.rows - 1, capacity.candidates)
 
 
 class Verified(NamedTuple):
-    """scored: what the target made of the tree's rows; choices int32 [B, C], its token after each row; finite bool
-    [B].
+    """scored: what the target made of the tree's rows; choices int32 [B, C], its token after each row; finite
+    bool [B].
     """
 
     scored: Scored
@@ -52,8 +55,8 @@ class Verified(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """path int32 [B, block], the accepted rows, and accepted int32 [B], how many they are, as in `walk`; tokens int32
-    [B, block], the target's choice after each.
+    """path int32 [B, block], the accepted rows, and accepted int32 [B], how many they are, as in `walk`;
+    tokens int32 [B, block], the target's choice after each.
     """
 
     path: jax.Array
@@ -62,7 +65,9 @@ class Walked(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """walked: as above; emitted int32 [B]: how many of its tokens came out, after the cut at a stop or a limit."""
+    """walked: as above; emitted int32 [B]: how many of its tokens came out, after the cut at a stop or a
+    limit.
+    """
 
     walked: Walked
     emitted: jax.Array
@@ -70,8 +75,8 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundRanking:
-    """A round's `jddtree.models.drafters.base.Ranking`: where a sequence couples, the candidates are those of the
-    logits with the target's noise.
+    """A round's `jddtree.models.drafters.base.Ranking`: where a sequence couples, the candidates are those of
+    the logits with the target's noise.
     """
 
     vocabulary: Vocabulary
@@ -113,7 +118,9 @@ def nothing(models: Models, state: State) -> Candidates:
     return Candidates(jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
 
 
-def plan_trees(models: Models, state: State, controls: Controls, candidates: Candidates | None) -> tuple[Tree, Plan]:
+def plan_trees(
+    models: Models, state: State, controls: Controls, candidates: Candidates | None
+) -> tuple[Tree, Plan]:
     """The trees of this round, of as many nodes as pay, and what they promise."""
     tree = grow(models, state, controls, candidates)
     running = state.finish == RUNNING
@@ -139,7 +146,9 @@ def longest(state: State) -> jax.Array:
 
 
 def verify(models: Models, state: State, controls: Controls, tree: Tree) -> Verified:
-    """The target's pass over the trees, in the smallest compiled width that holds them, and its choice at every row."""
+    """The target's pass over the trees, in the smallest compiled width that holds them, and its choice at
+    every row.
+    """
     capacity = models.program.capacity
     widths = (*capacity.widths, capacity.rows)
     passes = [lambda width=width: _verify_first(models, state, controls, tree, width) for width in widths]
@@ -190,12 +199,15 @@ def follow(program: Program, tree: Tree, choices: jax.Array) -> Walked:
 def commit(
     models: Models, state: State, controls: Controls, verified: Verified, walked: Walked
 ) -> tuple[State, jax.Array]:
-    """Keep what the target agreed with, cut at a stop token or a limit; returns the state and tokens emitted int32 [B].
+    """Keep what the target agreed with, cut at a stop token or a limit; returns the state and tokens emitted
+    int32 [B].
 
     The last emitted token becomes the root; the rows before it enter the caches.
     """
     running, (path, accepted, tokens) = state.finish == RUNNING, walked
-    count, finish = cut(models.program, state, controls, tokens, jnp.where(running & verified.finite, accepted, 0))
+    count, finish = cut(
+        models.program, state, controls, tokens, jnp.where(running & verified.finite, accepted, 0)
+    )
     finish = jnp.where(running, jnp.where(verified.finite, finish, BROKEN), state.finish)
     latents = jnp.take_along_axis(verified.scored.latents, path[None, :, :, None], axis=2)
     draft = state.draft
@@ -217,9 +229,11 @@ def commit(
 def cut(
     program: Program, state: State, controls: Controls, tokens: jax.Array, accepted: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """How many of `tokens` int32 [B, n] are emitted, at most `accepted` int32 [B], and the finish code after them.
+    """How many of `tokens` int32 [B, n] are emitted, at most `accepted` int32 [B], and the finish code after
+    them.
 
-    Cut after the first stop token, at max_tokens, and where prompt and answer fill the context, whichever comes first.
+    Cut after the first stop token, at max_tokens, and where prompt and answer fill the context, whichever
+    comes first.
     """
     size = tokens.shape[1]
     offset = jnp.arange(size, dtype=jnp.int32)[None, :, None]

@@ -1,7 +1,7 @@
 """What decoding carries from round to round, all of it on the device.
 
-Static shapes are in `Capacity`; everything else is data. The caches hold committed tokens only, so that nothing has to
-be rolled back: rows of rejected nodes are never written.
+Static shapes are in `Capacity`; everything else is data. The caches hold committed tokens only, so that
+nothing has to be rolled back: rows of rejected nodes are never written.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ STOP_IDS = 16
 class Capacity:
     """The compiled shapes; changing one compiles again.
 
-    sequences: B. rows: C, tree rows of the verify pass, the root included. candidates: K, per slot. context: S, tokens
-    a sequence may have, prompt included. rounds: R, most rounds of one dispatch. chunk: prompt tokens of one prefill
-    call. widths: smaller row counts, rising, that the verify pass is compiled for as well; a round runs the smallest
-    that holds its trees.
+    sequences: B. rows: C, tree rows of the verify pass, the root included. candidates: K, per slot. context:
+    S, tokens a sequence may have, prompt included. rounds: R, most rounds of one dispatch. chunk: prompt
+    tokens of one prefill call. widths: smaller row counts, rising, that the verify pass is compiled for as
+    well; a round runs the smallest that holds its trees.
     """
 
     sequences: int = 1
@@ -42,10 +42,10 @@ class Capacity:
 
 
 class State(NamedTuple):
-    """latents [layers, B, S, latent_size]; draft: what the drafter remembers of the committed tokens, a tree of arrays
-    that only it reads, () without a drafter. Per sequence int32 [B]: root, the newest token, not in the caches yet;
-    length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
-    above. pace: what rounds of the whole batch have been giving, as in `budget`.
+    """latents [layers, B, S, latent_size]; draft: what the drafter remembers of the committed tokens, a tree
+    of arrays that only it reads, () without a drafter. Per sequence int32 [B]: root, the newest token, not in
+    the caches yet; length, committed tokens, also the root's position; emitted, tokens generated so far;
+    finish, one of the codes above. pace: what rounds of the whole batch have been giving, as in `budget`.
     """
 
     latents: jax.Array
@@ -58,8 +58,9 @@ class State(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """What a caller may change between dispatches without compiling: sampling, trees and economy as in their modules;
-    coupling float32 [B] as in `couple`; max_tokens int32 [B]; stop_ids int32 [B, 16], unused ones -1.
+    """What a caller may change between dispatches without compiling: sampling, trees and economy as in their
+    modules; coupling float32 [B] as in `couple`; max_tokens int32 [B]; stop_ids int32 [B, 16], unused ones
+    -1.
     """
 
     sampling: Sampling

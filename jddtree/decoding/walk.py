@@ -1,10 +1,12 @@
 """Follow the target's choices down a tree (DDTree, arXiv 2604.12989: verification by match).
 
-The target has chosen one token at every row. From the root, while some child holds the chosen token, the walk moves to
-it. Every emitted token is therefore the target's own choice after the tokens before it, at any temperature.
+The target has chosen one token at every row. From the root, while some child holds the chosen token, the walk
+moves to it. Every emitted token is therefore the target's own choice after the tokens before it, at any
+temperature.
 
-No step waits for another: a row lies on the walk's path if it and all its ancestors hold what was chosen at their
-parents. Siblings hold different tokens, as the candidates of one slot do, so no two such rows have one depth.
+No step waits for another: a row lies on the walk's path if it and all its ancestors hold what was chosen at
+their parents. Siblings hold different tokens, as the candidates of one slot do, so no two such rows have one
+depth.
 """
 
 import jax
@@ -15,9 +17,11 @@ from pallas_kernels.attention.ancestor_bits import pack
 
 
 def walk(tree: Tree, choices: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-    """Return the accepted path int32 [B, block] of rows (root first, then 0 past its end) and its length int32 [B].
+    """Return the accepted path int32 [B, block] of rows (root first, then 0 past its end) and its length
+    int32 [B].
 
-    choices: int32 [B, C], the target's token after each row; block: most rows a path can have, the root included.
+    choices: int32 [B, C], the target's token after each row; block: most rows a path can have, the root
+    included.
     """
     row = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)[None]
     wanted = jnp.take_along_axis(choices, jnp.maximum(tree.parents, 0), axis=1)

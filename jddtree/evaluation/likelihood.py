@@ -1,8 +1,8 @@
 """Teacher-forced log-probabilities: how probable the target finds a text that is given, token by token.
 
-Contract: a text is scored in chunks of one size through the target and its cache, as a prompt is; one function is
-compiled per `Scorer`, whatever the lengths. `decoding/engine` stays the only module that compiles for generation; this
-one is for evaluation. Log-probabilities are natural, float32, of the whole softmax.
+Contract: a text is scored in chunks of one size through the target and its cache, as a prompt is; one
+function is compiled per `Scorer`, whatever the lengths. `decoding/engine` stays the only module that compiles
+for generation; this one is for evaluation. Log-probabilities are natural, float32, of the whole softmax.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,10 +27,11 @@ CHUNK = 128
 
 
 class TokenScores(NamedTuple):
-    """What the target says at every place of a text of T tokens; entry i is about token i + 1, given those before it.
+    """What the target says at every place of a text of T tokens; entry i is about token i + 1, given those
+    before it.
 
-    log_probs float32 [T-1] of the text's own tokens; best int32 [T-1], the most probable ids; best_log_probs float32
-    [T-1] of those; margins float32 [T-1], the largest logit minus the second.
+    log_probs float32 [T-1] of the text's own tokens; best int32 [T-1], the most probable ids; best_log_probs
+    float32 [T-1] of those; margins float32 [T-1], the largest logit minus the second.
     """
 
     log_probs: np.ndarray
@@ -58,15 +59,15 @@ class Scorer:
             specs = jax.tree.map(lambda array: array.sharding.spec, self._weights)
             call = jax.shard_map(
                 call, mesh=model.mesh, in_specs=(specs, *[P()] * 4), out_specs=P(), check_vma=False
-            )  # fmt: skip
+            )
         arguments = (self._weights, self._cache, tokens, tokens, np.zeros((2, 1), np.int32))
         self._call = jax.jit(call, donate_argnums=1).lower(*arguments).compile()
 
     def score(self, tokens: Sequence[int]) -> TokenScores:
         """Score a text given as token ids.
 
-        Raises UserError when it has fewer than 2 tokens or more than the context, for an id that the target does not
-        have, and when a log-probability is not finite.
+        Raises UserError when it has fewer than 2 tokens or more than the context, for an id that the target
+        does not have, and when a log-probability is not finite.
         """
         if not 2 <= len(tokens) <= self.context:
             raise UserError(f"the text to score has {len(tokens)} tokens, but 2 to {self.context} fit")
@@ -77,7 +78,9 @@ class Scorer:
         parts = [self._chunk(*chunk) for chunk in self._chunks(tokens)]
         floats = np.concatenate([part for part, _ in parts], axis=1)
         if not np.isfinite(floats).all():
-            raise UserError("the target's log-probabilities are not finite; check the checkpoint (run.py inspect)")
+            raise UserError(
+                "the target's log-probabilities are not finite; check the checkpoint (run.py inspect)"
+            )
         return TokenScores(floats[0], np.concatenate([best for _, best in parts]), floats[1], floats[2])
 
     def _chunks(self, tokens: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray, int, int]]:
@@ -86,10 +89,15 @@ class Scorer:
         for begin in range(0, len(ids) - 1, self.chunk):
             count = min(self.chunk, len(ids) - 1 - begin)
             inputs, targets = np.zeros((2, 1, self.chunk), np.int32)
-            inputs[0, :count], targets[0, :count] = ids[begin : begin + count], ids[begin + 1 : begin + 1 + count]
+            inputs[0, :count], targets[0, :count] = (
+                ids[begin : begin + count],
+                ids[begin + 1 : begin + 1 + count],
+            )
             yield inputs, targets, begin, count
 
-    def _chunk(self, inputs: np.ndarray, targets: np.ndarray, begin: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _chunk(
+        self, inputs: np.ndarray, targets: np.ndarray, begin: int, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         bounds = np.array([[begin], [count]], np.int32)
         self._cache, floats, best = self._call(self._weights, self._cache, inputs, targets, bounds)
         return np.asarray(floats)[:, :count], np.asarray(best)[:count]
@@ -104,7 +112,9 @@ def _score_chunk(
     targets: jax.Array,
     bounds: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The cache with the chunk; log-probability of targets and best ids, and margins float32 [3, chunk]; best ids"""
+    """The cache with the chunk; log-probability of targets and best ids, and margins float32 [3, chunk]; best
+    ids
+    """
     begin, count = bounds
     target = Target(model.target, weights, (), kernels, AXIS if model.mesh else None)
     offset = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None]

@@ -1,8 +1,9 @@
 """The models of this project for lm-evaluation-harness (0.4.13), which comes with the `eval` extra.
 
 Importing this module imports lm_eval; nothing else in the package does. Use: `lm_eval.simple_evaluate(model=
-JDDTreeLM(load(...)), tasks=[...], task_manager=TaskManager(include_path=DIR, include_defaults=False))`. Its stock tasks
-name data sets on a hub; offline, a YAML with `dataset_path: json` reads local files (docs/evaluation.md).
+JDDTreeLM(load(...)), tasks=[...], task_manager=TaskManager(include_path=DIR, include_defaults=False))`. Its
+stock tasks name data sets on a hub; offline, a YAML with `dataset_path: json` reads local files
+(docs/evaluation.md).
 """
 
 import logging
@@ -30,7 +31,9 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.models.utils import maybe_truncate, normalize_gen_kwargs
 except ImportError as error:
-    raise UserError(f"lm-eval cannot be imported ({error}); install the extra: pip install 'jddtree[eval]'") from None
+    raise UserError(
+        f"lm-eval cannot be imported ({error}); install the extra: pip install 'jddtree[eval]'"
+    ) from None
 
 LOG = logging.getLogger(__name__)
 
@@ -38,9 +41,10 @@ LOG = logging.getLogger(__name__)
 class JDDTreeLM(LM):
     """A model as lm-eval sees it: text in, text and natural log-probabilities out.
 
-    Texts are raw prompts, with the model's raw prefix; those that `apply_chat_template` made become its ids, in which
-    no message can forge a control token. A context too long for the engine loses its beginning, as in lm-eval, with a
-    warning. Where the template began the model's thinking, an answer is what follows it: nothing if it did not end.
+    Texts are raw prompts, with the model's raw prefix; those that `apply_chat_template` made become its ids,
+    in which no message can forge a control token. A context too long for the engine loses its beginning, as
+    in lm-eval, with a warning. Where the template began the model's thinking, an answer is what follows it:
+    nothing if it did not end.
     """
 
     def __init__(
@@ -79,8 +83,8 @@ class JDDTreeLM(LM):
         return Scorer(self.model, self.context, kernels=self.kernels)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Answers to (context, options); of the options it reads until, do_sample, temperature, top_p, and max_gen_toks
-        by any of lm-eval's names.
+        """Answers to (context, options); of the options it reads until, do_sample, temperature, top_p, and
+        max_gen_toks by any of lm-eval's names.
 
         Raises UserError when max_gen_toks leaves no room for a prompt, and for a request that cannot be run.
         """
@@ -94,7 +98,8 @@ class JDDTreeLM(LM):
         return texts
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """For (context, continuation): log-probability of the continuation, and whether greedy decoding writes it.
+        """For (context, continuation): log-probability of the continuation, and whether greedy decoding
+        writes it.
 
         Raises UserError for a continuation longer than the context that the scorer takes.
         """
@@ -109,7 +114,9 @@ class JDDTreeLM(LM):
             found.append(log_likelihood(self.scorer, tokens, len(self.prefix)) if scored else 0.0)
         return found
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         """Prompt text of a conversation; its ids are remembered for the request that will hold it."""
         options: dict[str, Any] = {"thinking": self.thinking, "add_generation_prompt": add_generation_prompt}
         text = self.model.chat.render(chat_history, **options)
@@ -148,7 +155,8 @@ class JDDTreeLM(LM):
     def _checked(self, most: int) -> int:
         if not 1 <= most < self.context:
             raise UserError(
-                f"max_gen_toks is {most}, but the context is {self.context} tokens, prompt included; set another "
+                f"max_gen_toks is {most}, but the context is {self.context} tokens, prompt included; set "
+                "another "
                 f"max_gen_toks (gen_kwargs of simple_evaluate), or context= of JDDTreeLM up to "
                 f"{self.model.target.max_position_embeddings}"
             )
@@ -161,16 +169,21 @@ class JDDTreeLM(LM):
         count = len(tokens) - common
         if count >= self.context:
             raise UserError(
-                f"a continuation has {count} tokens, but the context is {self.context}; give JDDTreeLM a larger one"
+                f"a continuation has {count} tokens, but the context is {self.context}; give JDDTreeLM a "
+                "larger one"
             )
         if len(tokens) > self.context:
-            LOG.warning("%d tokens are scored in a context of %d: the first are cut", len(tokens), self.context)
+            LOG.warning(
+                "%d tokens are scored in a context of %d: the first are cut", len(tokens), self.context
+            )
         scores = self.scorer.score(tokens[-self.context :])
         greedy = scores.best[-count:].tolist() == tokens[-count:]
         return float(scores.log_probs[-count:].sum(dtype=float)), greedy
 
     def _ids(self, context: str, continuation: str) -> tuple[list[int], int]:
-        """Ids of both together, and how many of them those of the context alone begin with: the rest is scored"""
+        """Ids of both together, and how many of them those of the context alone begin with: the rest is
+        scored
+        """
         before = self._encode(context) if context else list(self.prefix)
         if context in self._rendered or not context:
             return [*before, *self.model.tokenizer.encode(continuation)], len(before)
@@ -197,6 +210,8 @@ def _text(job: Job, answer: Answer, stops: tuple[str, ...]) -> str:
     if not job.thinking:
         return answer.text
     if thinks_to_the_end(answer.text, opened=True):
-        LOG.warning("request %d: thinking did not end (%s); its answer is empty", job.index, answer.finish_reason)
+        LOG.warning(
+            "request %d: thinking did not end (%s); its answer is empty", job.index, answer.finish_reason
+        )
         return ""
     return before_stops(after_thinking(answer.text).lstrip(), stops)

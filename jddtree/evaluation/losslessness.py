@@ -1,8 +1,9 @@
 """Does speculation change nothing: the same prompts by several methods, token by token.
 
-Contract: each method runs on the smallest engine for it, one after the other. Where two answers part, the report says
-how sure the target was there: the margin, its largest logit minus the second in a teacher-forced pass over what the
-answers share. In float32 answers are identical but for ties; in bfloat16 they part where the margin is within rounding.
+Contract: each method runs on the smallest engine for it, one after the other. Where two answers part, the
+report says how sure the target was there: the margin, its largest logit minus the second in a teacher-forced
+pass over what the answers share. In float32 answers are identical but for ties; in bfloat16 they part where
+the margin is within rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ Progress = Callable[[str, int, int, int], None]
 
 
 def methods_of(text: str) -> list[str]:
-    """The methods of a comma list, aliases replaced. Raises UserError for an unknown one and for fewer than two."""
+    """The methods of a comma list, aliases replaced. Raises UserError for an unknown one and for fewer than
+    two.
+    """
     methods = [method_of(name) for name in text.split(",")]
     if len(set(methods)) < max(len(methods), 2) or not set(methods) <= set(METHODS):
         raise UserError(f"--compare is {text!r}, but must be two or more of {','.join(METHODS)} with commas")
@@ -40,16 +43,20 @@ def compare(
 ) -> dict[str, Any]:
     """Run the tasks' prompts by every method and compare with the first one's answers.
 
-    engines: gives the engine of a method; None compiles them. Returns the report: methods, prompts, identical (prompts
-    at which all agree), identical_share, speculation per method, and a row per prompt: task, id, identical, and
-    divergences [{method, position (in the answer, from 0), margin (logits), tokens (of the first method and of this
-    one, null after an end)}].
-    Raises UserError for prompts that the model cannot take.
+    engines: gives the engine of a method; None compiles them. Returns the report: methods, prompts, identical
+    (prompts at which all agree), identical_share, speculation per method, and a row per prompt: task, id,
+    identical, and divergences [{method, position (in the answer, from 0), margin (logits), tokens (of the
+    first method and of this one, null after an end)}]. Raises UserError for prompts that the model cannot
+    take.
     """
-    asked = [(task.name, example) for task in tasks for example in examples([task], settings.limit)[task.name]]
+    asked = [
+        (task.name, example) for task in tasks for example in examples([task], settings.limit)[task.name]
+    ]
     jobs = _jobs(model, tasks, settings)
     found = {
-        method: _answers(model, jobs, _with(settings, method), engines(method) if engines else None, method, progress)
+        method: _answers(
+            model, jobs, _with(settings, method), engines(method) if engines else None, method, progress
+        )
         for method in methods
     }
     differing = _Margins(model, jobs, settings)
@@ -58,7 +65,9 @@ def compare(
         texts = {method: found[method][index].token_ids for method in methods}
         parted = [differing.row(index, texts[methods[0]], texts[method], method) for method in methods[1:]]
         divergences = [row for row in parted if row is not None]
-        rows.append({"task": task, "id": example.id, "identical": not divergences, "divergences": divergences})
+        rows.append(
+            {"task": task, "id": example.id, "identical": not divergences, "divergences": divergences}
+        )
     same = sum(row["identical"] for row in rows)
     return {
         "methods": list(methods),
@@ -72,7 +81,9 @@ def compare(
 
 
 def first_divergence(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first place where two texts differ, None where they are the same; an early end differs at its end."""
+    """The first place where two texts differ, None where they are the same; an early end differs at its
+    end.
+    """
     for place, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return place
@@ -94,7 +105,12 @@ def _jobs(model: Model, tasks: Sequence[Task], settings: Settings) -> list[Job]:
 
 
 def _answers(
-    model: Model, jobs: Sequence[Job], settings: Settings, engine: Engine | None, method: str, progress: Progress | None
+    model: Model,
+    jobs: Sequence[Job],
+    settings: Settings,
+    engine: Engine | None,
+    method: str,
+    progress: Progress | None,
 ) -> list[Answer]:
     jobs = [replace(job, request=replace(job.request, method=method)) for job in jobs]
     program = fitting_program(model, jobs, settings)

@@ -1,9 +1,9 @@
 """Perplexity of the target on a text of any length.
 
-Contract: every token but the first is scored exactly once (the first too where the model puts a prefix before raw
-texts). A text longer than the context is read in windows that overlap by half, so that each token past the first
-window sees at least half a context. Units as in lm-eval: word and byte perplexity divide by the words (split at
-whitespace) and UTF-8 bytes of the text.
+Contract: every token but the first is scored exactly once (the first too where the model puts a prefix before
+raw texts). A text longer than the context is read in windows that overlap by half, so that each token past
+the first window sees at least half a context. Units as in lm-eval: word and byte perplexity divide by the
+words (split at whitespace) and UTF-8 bytes of the text.
 """
 
 import math
@@ -56,13 +56,15 @@ def perplexity(
 ) -> dict[str, float | int]:
     """Measures of a text whose ids are `tokens`; `prefix`: ids read before it and not scored.
 
-    Returns tokens (scored), log_likelihood (nats), token_perplexity, word_perplexity, byte_perplexity, bits_per_byte.
-    Raises UserError for a text without a token to score.
+    Returns tokens (scored), log_likelihood (nats), token_perplexity, word_perplexity, byte_perplexity,
+    bits_per_byte. Raises UserError for a text without a token to score.
     """
     first = max(len(prefix), 1)
     scored = len(prefix) + len(tokens) - first
     if scored < 1:
-        raise UserError(f"the text has {len(tokens)} tokens, but at least 1 must be scored; give a longer file")
+        raise UserError(
+            f"the text has {len(tokens)} tokens, but at least 1 must be scored; give a longer file"
+        )
     total = log_likelihood(scorer, [*prefix, *tokens], first, progress)
     words, size = max(len(text.split()), 1), len(text.encode("utf-8"))
     return {

@@ -22,13 +22,13 @@ from jddtree.serving.scheduler import Job
 class Settings:
     """How tasks are asked; together with the tasks it decides every answer.
 
-    request: fields of `Request` (method, budget, temperature, top_p, seed ...). max_tokens: for examples without their
-    own. thinking: None is the model's default. limit: first examples of each task, None for all. batch: sequences
-    decoded together. context: tokens of a sequence, None fits the longest. kernels: their implementation. origin: what
-    else answers depend on, like the checkpoint. stop: strings that end any answer, beside those of its example.
-    ignore_eos: do not end at the model's stop tokens. system_prompt: put before prompts that are not raw. shapes: other
-    fields of `Capacity` to set, None leaves them. tune: called with each engine once it is compiled, to set what it
-    plans with; no answer depends on it.
+    request: fields of `Request` (method, budget, temperature, top_p, seed ...). max_tokens: for examples
+    without their own. thinking: None is the model's default. limit: first examples of each task, None for
+    all. batch: sequences decoded together. context: tokens of a sequence, None fits the longest. kernels:
+    their implementation. origin: what else answers depend on, like the checkpoint. stop: strings that end any
+    answer, beside those of its example. ignore_eos: do not end at the model's stop tokens. system_prompt: put
+    before prompts that are not raw. shapes: other fields of `Capacity` to set, None leaves them. tune: called
+    with each engine once it is compiled, to set what it plans with; no answer depends on it.
     """
 
     request: dict[str, Any]
@@ -59,7 +59,9 @@ class Settings:
 
 
 def examples(tasks: Sequence[Task], limit: int | None) -> dict[str, list[Example]]:
-    """The examples of every task by its name. Raises UserError for two tasks of a name, and without an example."""
+    """The examples of every task by its name. Raises UserError for two tasks of a name, and without an
+    example.
+    """
     if limit is not None and limit < 1:
         raise UserError(f"--limit is {limit}, but must be at least 1")
     found: dict[str, list[Example]] = {}
@@ -114,7 +116,9 @@ def fitting_program(model: Model, jobs: Sequence[Job | str], settings: Settings)
 
 
 def fitting_requests(model: Model, tasks: Sequence[Task], settings: Settings) -> list[Request]:
-    """The requests of all examples that the model can take. Raises UserError as `fitting_program`, and for none."""
+    """The requests of all examples that the model can take. Raises UserError as `fitting_program`, and for
+    none.
+    """
     asked = examples(tasks, settings.limit)
     jobs = [
         job_or_error(model, task, example, index, settings)

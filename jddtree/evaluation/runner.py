@@ -1,7 +1,8 @@
 """Ask a model every example of some tasks, score the answers, and keep both on the disk as they come.
 
-Contract: an interrupted run goes on where it was, and its files are those of one run but for times. Answers are scored
-beside decoding, which never waits for a score; rows are written in the order in which they are scored.
+Contract: an interrupted run goes on where it was, and its files are those of one run but for times. Answers
+are scored beside decoding, which never waits for a score; rows are written in the order in which they are
+scored.
 """
 
 import hashlib
@@ -57,8 +58,8 @@ def run(
 ) -> tuple[Row, Path]:
     """Run tasks, or go on with the unfinished run in a folder; returns the results and their file.
 
-    engine: None compiles the smallest that fits. Raises UserError for settings that cannot work, or that differ from
-    those of the unfinished run.
+    engine: None compiles the smallest that fits. Raises UserError for settings that cannot work, or that
+    differ from those of the unfinished run.
     """
     begun = time.time()
     asked = examples(tasks, settings.limit)
@@ -82,7 +83,9 @@ def run(
 
 
 def follow(model: Model, tasks: Sequence[Task], settings: Settings, engine: Engine | None = None) -> None:
-    """The part of the other processes in a `run` of the first one: to decode what it decodes. Nothing is written."""
+    """The part of the other processes in a `run` of the first one: to decode what it decodes. Nothing is
+    written.
+    """
     jobs, program = _jobs(model, tasks, examples(tasks, settings.limit), settings)
     todo = json.loads(from_first(TODO))
     engine = engine or compiled(model, program, settings)
@@ -98,7 +101,8 @@ def _jobs(
     """What to ask for every example of every task, or why it cannot be asked; and the program for it"""
     jobs = {
         task.name: [
-            job_or_error(model, task, example, index, settings) for index, example in enumerate(asked[task.name])
+            job_or_error(model, task, example, index, settings)
+            for index, example in enumerate(asked[task.name])
         ]
         for task in tasks
     }
@@ -112,7 +116,11 @@ def _open(
     opened: dict[str, Samples] = {}
     try:
         for task in tasks:
-            header = config | {"task": task.name, "version": task.version, "examples": _digest(asked[task.name])}
+            header = config | {
+                "task": task.name,
+                "version": task.version,
+                "examples": _digest(asked[task.name]),
+            }
             opened[task.name] = Samples(samples_file(folder, task.name, when), header)
     except BaseException:
         for samples in opened.values():
@@ -144,7 +152,9 @@ def _ask(
 
 
 def _beside(row: Callable[[Answer], Row], found: Iterable[Answer]) -> Iterator[Row]:
-    """The rows of answers, in the order in which they are done; made by threads while the next answers are decoded"""
+    """The rows of answers, in the order in which they are done; made by threads while the next answers are
+    decoded
+    """
     pool = ThreadPoolExecutor(SCORERS)
     waiting: set[Future[Row]] = set()
     try:
@@ -170,28 +180,43 @@ def _row(task: Task, example: Example, job: Job | None, answer: Answer) -> Row:
             "temperature": job.request.temperature,
         }
     return {
-        "doc_id": answer.index, "doc": doc, "target": example.reference, "arguments": [[example.prompt, options]],
-        "resps": [[answer.text]], "filtered_resps": [answer.text], "filter": "none", "metrics": sorted(score.metrics),
-        "doc_hash": _digest(doc), "prompt_hash": _digest(example.prompt), "target_hash": _digest(example.reference),
+        "doc_id": answer.index,
+        "doc": doc,
+        "target": example.reference,
+        "arguments": [[example.prompt, options]],
+        "resps": [[answer.text]],
+        "filtered_resps": [answer.text],
+        "filter": "none",
+        "metrics": sorted(score.metrics),
+        "doc_hash": _digest(doc),
+        "prompt_hash": _digest(example.prompt),
+        "target_hash": _digest(example.reference),
         **score.metrics,
-        "note": score.note, "finish_reason": answer.finish_reason,
-        "thinking_ended": not _unfinished(job, answer), "prompt_tokens": answer.statistics.prompt_tokens,
-        "tokens": len(answer.token_ids), "token_ids": answer.token_ids,
+        "note": score.note,
+        "finish_reason": answer.finish_reason,
+        "thinking_ended": not _unfinished(job, answer),
+        "prompt_tokens": answer.statistics.prompt_tokens,
+        "tokens": len(answer.token_ids),
+        "token_ids": answer.token_ids,
         "emitted_per_round": answer.statistics.emitted_per_round,
         "nodes_per_round": answer.statistics.nodes_per_round,
         "expected_tokens": sum(answer.statistics.expected_tokens),
         "expected_seconds": sum(answer.statistics.expected_seconds),
         "decode_seconds": answer.statistics.decode_s,
         "seconds": answer.seconds,
-    }  # fmt: skip
+    }
 
 
 def _score(task: Task, example: Example, job: Job | None, answer: Answer) -> Score:
-    """The task's score; 0.0 in each of its metrics where thinking did not end, whatever numbers or code it held"""
+    """The task's score; 0.0 in each of its metrics where thinking did not end, whatever numbers or code it
+    held
+    """
     if answer.error:
         return Score({}, answer.error)
     if _unfinished(job, answer):
-        return Score(dict.fromkeys(task.score(example, "").metrics, 0.0), f"{UNFINISHED} ({answer.finish_reason})")
+        return Score(
+            dict.fromkeys(task.score(example, "").metrics, 0.0), f"{UNFINISHED} ({answer.finish_reason})"
+        )
     return task.score(example, answer.text)
 
 
@@ -202,4 +227,6 @@ def _unfinished(job: Job | None, answer: Answer) -> bool:
 def _digest(value: Any) -> str:
     """Tells whether two values are the same: SHA-256 of their JSON"""
     plain = lambda item: asdict(item) if isinstance(item, Example) else str(item)
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=plain).encode("utf-8", "replace")).hexdigest()
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, default=plain).encode("utf-8", "replace")
+    ).hexdigest()

@@ -1,9 +1,10 @@
-"""Rows that survive a kill: a JSON-lines file that is appended to as answers come, and found again by the next run.
+"""Rows that survive a kill: a JSON-lines file that is appended to as answers come, and found again by the
+next run.
 
-Contract: DIR/samples_<task>_<time>.jsonl begins with a header line {"header": {settings}}; each further line is one row
-with "doc_id". A row is on the disk before `append` returns. A run is finished when DIR/results_<time>.json exists;
-until then the next run with the same settings goes on with it, and one with other settings is refused. Two runs at a
-time in one folder are refused as well.
+Contract: DIR/samples_<task>_<time>.jsonl begins with a header line {"header": {settings}}; each further line
+is one row with "doc_id". A row is on the disk before `append` returns. A run is finished when
+DIR/results_<time>.json exists; until then the next run with the same settings goes on with it, and one with
+other settings is refused. Two runs at a time in one folder are refused as well.
 """
 
 import fcntl
@@ -38,11 +39,13 @@ def samples_file(folder: Path, task: str, time: str) -> Path:
 
 
 class Samples:
-    """The rows of one task, open for appending. rows: "doc_id" to row, those that an earlier run wrote included."""
+    """The rows of one task, open for appending. rows: "doc_id" to row, those that an earlier run wrote
+    included.
+    """
 
     def __init__(self, path: Path, settings: Row):
-        """Open or create. Raises UserError for other settings than the file's, for a line that is no row, when another
-        process has the file open, and when it cannot be written.
+        """Open or create. Raises UserError for other settings than the file's, for a line that is no row,
+        when another process has the file open, and when it cannot be written.
         """
         self.path, self.settings, self.rows = path, settings, dict[int, Row]()
         self._file = _open(path)
@@ -69,7 +72,9 @@ class Samples:
             value = json.loads(line)
             value[key]
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{self.path} line {number} is no {key} line; move the file away to start over") from None
+            raise UserError(
+                f"{self.path} line {number} is no {key} line; move the file away to start over"
+            ) from None
         return value
 
     def append(self, row: Row) -> None:
@@ -133,10 +138,14 @@ def _open(path: Path) -> BinaryIO:
         file = path.open("a+b")
         file.seek(0)
     except OSError as error:
-        raise UserError(f"--output {path} cannot be written ({error.strerror}); give another folder") from None
+        raise UserError(
+            f"--output {path} cannot be written ({error.strerror}); give another folder"
+        ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise UserError(f"{path} is being written by another run; wait for it, or give another --output") from None
+        raise UserError(
+            f"{path} is being written by another run; wait for it, or give another --output"
+        ) from None
     return file

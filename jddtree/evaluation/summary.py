@@ -1,7 +1,8 @@
 """results_<time>.json: scores, settings and origin of a run, under lm-eval's keys where they apply.
 
 lm-eval's: results (metric and its standard error, "name,none"), configs, versions, n-shot, n-samples, config,
-higher_is_better, git_hash, date, total_evaluation_time_seconds. Ours: speculation, economy, jddtree_versions, card.
+higher_is_better, git_hash, date, total_evaluation_time_seconds. Ours: speculation, economy, jddtree_versions,
+card.
 """
 
 import math
@@ -47,16 +48,19 @@ def economy_of(rows: Sequence[Row]) -> dict[str, float | None]:
     joined = lambda name: [count for row in rows for count in row[name]]
     total = lambda name: [sum(row[name] for row in rows)]
     return economy(
-        joined("nodes_per_round"), joined("emitted_per_round"), total("expected_tokens"), total("expected_seconds"),
+        joined("nodes_per_round"),
+        joined("emitted_per_round"),
+        total("expected_tokens"),
+        total("expected_seconds"),
         sum(total("decode_seconds")),
-    )  # fmt: skip
+    )
 
 
 def results(
     tasks: Sequence[Task], rows: dict[str, list[Row]], config: Row, counts: dict[str, int], begun: float
 ) -> Row:
-    """The object of the file. rows: per task; config: settings of the run; counts: examples each task has in all;
-    begun: `time.time()` at the start.
+    """The object of the file. rows: per task; config: settings of the run; counts: examples each task has in
+    all; begun: `time.time()` at the start.
     """
     origin = record([])
     names = [task.name for task in tasks]

@@ -203,7 +203,8 @@ class Kernels:
     # Feed-forward blocks.
 
     def gated_mlp(self, x: jax.Array, stacks: Sequence[jax.Array], place: Place) -> Addends:
-        """down(silu(gate x) * up x) of the layer at `place`, no biases; a rank's part where the width is split.
+        """down(silu(gate x) * up x) of the layer at `place`, no biases; a rank's part where the width is
+        split.
 
         x: [T, H]; stacks: gate, up and down, each [layers, out, in].
         """

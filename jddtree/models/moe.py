@@ -23,7 +23,9 @@ class Experts(Weights):
         self.config = config
         self.kernels = kernels
 
-    def __call__(self, x: jax.Array, ids: jax.Array, weights: jax.Array, valid: jax.Array, place: Place) -> Addends:
+    def __call__(
+        self, x: jax.Array, ids: jax.Array, weights: jax.Array, valid: jax.Array, place: Place
+    ) -> Addends:
         """What the routed experts of the layer at `place` give for rows [T, H]; a rank's part of it under a
         mesh.
 

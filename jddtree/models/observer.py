@@ -1,4 +1,6 @@
-"""A look into the routing of a target: what chooses experts beside the router, and has the choice reported."""
+"""A look into the routing of a target: what chooses experts beside the router, and has the choice
+reported.
+"""
 
 import jax
 

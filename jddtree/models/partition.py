@@ -1,8 +1,9 @@
 """Where each parameter goes on a mesh: specs from the one parameter table, and arrays put on the devices.
 
-A split axis whose size ranks * unit does not divide is padded with zeros: a head, column, expert or id of zeros adds
-nothing to any sum, and padded ids are never chosen. So 8 ranks can share 4 heads: four of them hold a head of zeros.
-With the "expert" layout a rank holds whole experts, the same share of every layer; with "tensor" a slice of each.
+A split axis whose size ranks * unit does not divide is padded with zeros: a head, column, expert or id of
+zeros adds nothing to any sum, and padded ids are never chosen. So 8 ranks can share 4 heads: four of them
+hold a head of zeros. With the "expert" layout a rank holds whole experts, the same share of every layer; with
+"tensor" a slice of each.
 """
 
 from dataclasses import replace
@@ -17,12 +18,14 @@ from jddtree.parallel.mesh import AXIS
 
 
 def on_mesh(table: dict[str, Parameter], ranks: int, layout: str, layers: int) -> dict[str, Parameter]:
-    """The table as a mesh of `ranks` holds it: padded shapes, and experts as [layers, experts, ...] in the "expert"
-    layout.
+    """The table as a mesh of `ranks` holds it: padded shapes, and experts as [layers, experts, ...] in the
+    "expert" layout.
 
     layers: MoE layers of the target.
     """
-    return {path: _padded(_experts(path, parameter, layout, layers), ranks) for path, parameter in table.items()}
+    return {
+        path: _padded(_experts(path, parameter, layout, layers), ranks) for path, parameter in table.items()
+    }
 
 
 def spec(parameter: Parameter) -> P:
@@ -31,7 +34,9 @@ def spec(parameter: Parameter) -> P:
 
 
 def place(arrays: dict[str, np.ndarray], table: dict[str, Parameter], mesh: Mesh) -> Tree:
-    """Put whole host arrays on the devices of a mesh as `table` (from `on_mesh`) says; every device gets its slices."""
+    """Put whole host arrays on the devices of a mesh as `table` (from `on_mesh`) says; every device gets its
+    slices.
+    """
     return nest({path: _place(arrays[path], parameter, mesh) for path, parameter in table.items()})
 
 

@@ -106,7 +106,9 @@ class MoELayers(LatentAttention):
         routed = self.experts(x, ids, weights, valid, place)
         return FeedForward(routed.plus(shared), ids)
 
-    def choose(self, parts: jax.Array, place: Place, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def choose(
+        self, parts: jax.Array, place: Place, dtype: jnp.dtype
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Experts of each row, ids int32 and weights float32 [T, k], and the shared expert's activation [T,
         I].
 
@@ -120,8 +122,8 @@ class MoELayers(LatentAttention):
 class Target(nnx.Module):
     """The whole model. arrays: the tree of `target_parameters`; taps: layers whose output the drafter wants.
 
-    kernels: implementation of the kernels, as in `pallas_kernels.common.choice`; axis: of the mesh, None on one
-    device. observer: sees and may change which experts rows go to.
+    kernels: implementation of the kernels, as in `pallas_kernels.common.choice`; axis: of the mesh, None on
+    one device. observer: sees and may change which experts rows go to.
     """
 
     def __init__(
@@ -228,7 +230,9 @@ class Target(nnx.Module):
         eps = self.config.rms_norm_eps
         place = Place(layer, first)
         attended, latents = layers.attend(stream.normed, around.view, stream.latents, around.cache, place)
-        x, normed = kernels.add_norm(stream.x, kernels.all_reduce(attended), layers.post_norm[...], place, eps)
+        x, normed = kernels.add_norm(
+            stream.x, kernels.all_reduce(attended), layers.post_norm[...], place, eps
+        )
         block = layers.feed_forward(normed, around.view.valid, place)
         next_layer = Place(layer, -1)
         taps = Taps(stream.taps, around.tap_slots)

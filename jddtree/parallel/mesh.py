@@ -1,7 +1,7 @@
 """The devices that one model runs on: one mesh axis, and the sums over it.
 
-Inside the compiled round every rank holds its slices and calls `psum_float32` where partial sums meet; without a mesh
-the axis is None and the same code runs on one device.
+Inside the compiled round every rank holds its slices and calls `psum_float32` where partial sums meet;
+without a mesh the axis is None and the same code runs on one device.
 """
 
 import jax
@@ -24,7 +24,8 @@ def make_mesh(count: int | None = None) -> Mesh:
     count = len(devices) if count is None else count
     if not 1 <= count <= len(devices):
         raise UserError(
-            f"--mesh is {count}, but {len(devices)} {devices[0].platform} device(s) are there; give 1 to {len(devices)}"
+            f"--mesh is {count}, but {len(devices)} {devices[0].platform} device(s) are there; give 1 to "
+            f"{len(devices)}"
         )
     return Mesh(np.array(devices[:count]), (AXIS,), axis_types=(AxisType.Auto,))
 

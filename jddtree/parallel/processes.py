@@ -1,7 +1,8 @@
 """Several processes as one program: start-up, who prints, and how one rank's failure ends all.
 
-Each process (one per host or per GPU) runs the same command. Collectives wait for every rank, so a rank that fails
-alone would leave the others waiting: it posts its message to the coordinator, and every rank watches for one.
+Each process (one per host or per GPU) runs the same command. Collectives wait for every rank, so a rank that
+fails alone would leave the others waiting: it posts its message to the coordinator, and every rank watches
+for one.
 """
 
 import os
@@ -21,22 +22,26 @@ FOREVER_MS = 1000 * 60 * 60 * 24 * 30
 ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
-def start(coordinator: str | None = None, processes: int | None = None, process_id: int | None = None) -> None:
+def start(
+    coordinator: str | None = None, processes: int | None = None, process_id: int | None = None
+) -> None:
     """Join the other processes; does nothing for a single one.
 
-    coordinator: HOST:PORT of process 0; what is None comes from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID. Must run before JAX looks for devices.
-    Raises UserError when only some of the three are known, or when the others cannot be reached.
+    coordinator: HOST:PORT of process 0; what is None comes from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
+    and JAX_PROCESS_ID. Must run before JAX looks for devices. Raises UserError when only some of the three
+    are known, or when the others cannot be reached.
     """
     given = (coordinator, processes, process_id)
     address, count, index = (
-        value if value is not None else os.environ.get(name) for value, name in zip(given, ENVIRONMENT, strict=True)
+        value if value is not None else os.environ.get(name)
+        for value, name in zip(given, ENVIRONMENT, strict=True)
     )
     if address is None and count is None and index is None:
         return
     if address is None or count is None or index is None:
         raise UserError(
-            f"coordinator is {address}, processes {count} and process id {index}, but all three are needed; give "
+            f"coordinator is {address}, processes {count} and process id {index}, but all three are "
+            "needed; give "
             f"--coordinator HOST:PORT --processes N --process-id I, or {', '.join(ENVIRONMENT)}"
         )
     _keep_native_output_off_stdout()
@@ -44,7 +49,9 @@ def start(coordinator: str | None = None, processes: int | None = None, process_
     try:
         jax.distributed.initialize(str(address), int(count), int(index))
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"process {index} of {count} could not join {address}: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"process {index} of {count} could not join {address}: {str(error).splitlines()[0]}"
+        ) from None
     threading.Thread(target=_watch, daemon=True).start()
 
 
@@ -69,7 +76,9 @@ def from_first(name: str, value: str | None = None) -> str:
 
 
 def fail(message: str) -> None:
-    """Tell the other processes that this one cannot go on, and end it with 1; does nothing for a single process."""
+    """Tell the other processes that this one cannot go on, and end it with 1; does nothing for a single
+    process.
+    """
     if (client := distributed.global_state.client) is not None:
         client.key_value_set(FAILURE_KEY, f"{jax.process_index()} {message}", allow_overwrite=True)
         _end()
@@ -83,7 +92,9 @@ def finish() -> None:
 
 
 def _keep_native_output_off_stdout() -> None:
-    """Gloo reports its connections on stdout, which belongs to the answer: send what is not Python's to stderr"""
+    """Gloo reports its connections on stdout, which belongs to the answer: send what is not Python's to
+    stderr
+    """
     answer = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = answer_stream(answer, sys.stdout)
@@ -103,7 +114,9 @@ def _watch() -> None:
 
 
 def _end() -> None:
-    """End this process at once, the coordinator last: an orderly end would wait for ranks that wait for this one"""
+    """End this process at once, the coordinator last: an orderly end would wait for ranks that wait for this
+    one
+    """
     time.sleep(2.0 if jax.process_index() == 0 else 0.2)
     sys.stderr.flush()
     os._exit(1)

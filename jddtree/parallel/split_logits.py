@@ -1,7 +1,7 @@
 """Operations over a vocabulary whose logits are split over ranks; the lowest id wins ties, as on one device.
 
-Logits are float32 [..., V / ranks], rank r holding ids from r * V / ranks on; without an axis they are whole. Results
-are the same on every rank.
+Logits are float32 [..., V / ranks], rank r holding ids from r * V / ranks on; without an axis they are whole.
+Results are the same on every rank.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,9 @@ from jax import lax
 
 
 class Vocabulary(NamedTuple):
-    """size: ids that may be chosen; those beyond it pad the vocabulary or a rank's share. axis: None is one device."""
+    """size: ids that may be chosen; those beyond it pad the vocabulary or a rank's share. axis: None is one
+    device.
+    """
 
     size: int
     axis: str | None = None
@@ -44,7 +46,9 @@ class Vocabulary(NamedTuple):
         if self.axis is None:
             return values, ids
         ids = ids + lax.axis_index(self.axis) * local
-        values, ids = (lax.all_gather(part, self.axis, axis=part.ndim - 1, tiled=True) for part in (values, ids))
+        values, ids = (
+            lax.all_gather(part, self.axis, axis=part.ndim - 1, tiled=True) for part in (values, ids)
+        )
         values, order = lax.top_k(values, count)
         return values, jnp.take_along_axis(ids, order, axis=-1)
 
@@ -61,7 +65,9 @@ class Vocabulary(NamedTuple):
 
     def gather(self, local: jax.Array) -> jax.Array:
         """All ranks' values of [..., V / ranks] as [..., V]."""
-        return local if self.axis is None else lax.all_gather(local, self.axis, axis=local.ndim - 1, tiled=True)
+        return (
+            local if self.axis is None else lax.all_gather(local, self.axis, axis=local.ndim - 1, tiled=True)
+        )
 
     def finite(self, logits: jax.Array) -> jax.Array:
         """Whether the logits of all real ids are finite, bool [...]."""

@@ -20,8 +20,8 @@ from jddtree.serving.user_cache import cache_folder
 def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, cached: bool) -> CostTable:
     """The table for texts of about `tokens` tokens that start with `prompt`, measured on this machine.
 
-    cached: keep what is measured beside the compiled programs, per card, model, mesh and compiled shapes. Every process
-    of a run gets the table of the first.
+    cached: keep what is measured beside the compiled programs, per card, model, mesh and compiled shapes.
+    Every process of a run gets the table of the first.
     """
     bucket = context_bucket(tokens, engine.program.capacity.context)
     path = cache_folder() / "costs" / f"{_key(engine, bucket)}.json"
@@ -36,8 +36,14 @@ def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, cached: bool)
 
 
 def _key(engine: Engine, bucket: int) -> str:
-    layout = jax.tree.map(lambda array: (array.shape, str(array.dtype), str(array.sharding.spec))
-                          if engine.mesh is not None else (array.shape, str(array.dtype)), engine.weights)  # fmt: skip
+    layout = jax.tree.map(
+        lambda array: (
+            (array.shape, str(array.dtype), str(array.sharding.spec))
+            if engine.mesh is not None
+            else (array.shape, str(array.dtype))
+        ),
+        engine.weights,
+    )
     mesh = engine.mesh.size if engine.mesh is not None else 1
     parts = (card(), jax.__version__, mesh, bucket, engine.program, jax.tree.leaves(layout))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

@@ -1,8 +1,9 @@
-"""The cost curve of an engine on the machine that it runs on: its own compiled round, timed at several row counts.
+"""The cost curve of an engine on the machine that it runs on: its own compiled round, timed at several row
+counts.
 
-Every measurement starts from the same prefilled state with the lengths set to the context that the curve is for; what
-the rounds write there is of no interest. Trees are filled up to their budgets, whatever the drafter has to say. The
-least of several times is kept: other work only ever adds to it.
+Every measurement starts from the same prefilled state with the lengths set to the context that the curve is
+for; what the rounds write there is of no interest. Trees are filled up to their budgets, whatever the drafter
+has to say. The least of several times is kept: other work only ever adds to it.
 """
 
 import time
@@ -27,16 +28,24 @@ def context_bucket(tokens: int, context: int) -> int:
 
 def node_counts(engine: Engine) -> list[int]:
     """Nodes per sequence to time: the ends of every compiled width, and between them halves."""
-    ends = [1, *(width for width in engine.program.capacity.widths if width > 1), engine.program.capacity.rows]
-    rows = {row for low, high in zip(ends, ends[1:], strict=False) for row in (low + 1, (low + 1 + high) // 2, high)}
+    ends = [
+        1,
+        *(width for width in engine.program.capacity.widths if width > 1),
+        engine.program.capacity.rows,
+    ]
+    rows = {
+        row
+        for low, high in zip(ends, ends[1:], strict=False)
+        for row in (low + 1, (low + 1 + high) // 2, high)
+    }
     return sorted(row - 1 for row in rows)
 
 
 def measure(engine: Engine, prompt: Sequence[int], bucket: int, sweeps: int = SWEEPS) -> CostTable:
     """Time the engine at `bucket` committed tokens per sequence. Rounds of all its sequences together.
 
-    prompt: token ids to start from; its end is left out where it is longer than the bucket. sweeps: how often to time
-    each row count.
+    prompt: token ids to start from; its end is left out where it is longer than the bucket. sweeps: how often
+    to time each row count.
     """
     capacity = engine.program.capacity
     most = capacity.context - (capacity.rounds + 1) * engine.program.block - 1
@@ -60,7 +69,10 @@ def _time(engine: Engine, state: State, job: Request, length: int) -> tuple[Stat
     put = lambda value, old: jax.device_put(np.full(old.shape, value, old.dtype), old.sharding)
     zeros = jax.tree.map(lambda array: put(0, array), state.pace)
     state = state._replace(
-        length=put(length, state.length), emitted=put(1, state.emitted), finish=put(RUNNING, state.finish), pace=zeros
+        length=put(length, state.length),
+        emitted=put(1, state.emitted),
+        finish=put(RUNNING, state.finish),
+        pace=zeros,
     )
     controls = engine.controls([job] * engine.program.capacity.sequences)
     controls = controls._replace(trees=controls.trees._replace(fill=np.ones_like(controls.trees.fill)))
@@ -77,7 +89,9 @@ def _time(engine: Engine, state: State, job: Request, length: int) -> tuple[Stat
 def _table(engine: Engine, bucket: int, seconds: np.ndarray) -> CostTable:
     """Rows never get cheaper: a later, lower time means that an earlier one was disturbed"""
     batch = engine.program.capacity.sequences
-    source = f"measured: {batch} sequences, {engine.program.capacity.rows} rows each, {bucket} tokens of context"
+    source = (
+        f"measured: {batch} sequences, {engine.program.capacity.rows} rows each, {bucket} tokens of context"
+    )
     if engine.program.drafter is None:
         return CostTable((Curve(bucket, (batch,), (float(seconds[0]),)),), 0.0, source)
     draft = max(float(seconds[-1] - seconds[0]), 0.0)

@@ -16,7 +16,8 @@ SMALLEST_CONTEXT = 2048
 def default_capacity(model: Model, request: Request, **changes: Any) -> Capacity:
     """The smallest sensible compiled shapes for a request; `changes` replaces fields, None leaves them.
 
-    A request whose node count is chosen as it goes gets smaller widths too, for plain decoding, a draft block and two.
+    A request whose node count is chosen as it goes gets smaller widths too, for plain decoding, a draft block
+    and two.
     """
     given = {name: value for name, value in changes.items() if value is not None}
     if model.drafter is None or (request.method == "ar" and "rows" not in given):

@@ -26,22 +26,30 @@ def stream_batch(
     for text in texts:
         text.statistics.prefill_s = seconds
     yield [
-        text.first(tokens[0], reason) for text, tokens, reason in zip(texts, first.tokens, first.finish, strict=True)
+        text.first(tokens[0], reason)
+        for text, tokens, reason in zip(texts, first.tokens, first.finish, strict=True)
     ]
     while not all(text.ended for text in texts):
         seconds, dispatch = next(dispatches)
         for text in texts:
             text.statistics.decode_s += seconds
-        yield [None if text.ended else text.rounds(*part) for text, part in zip(texts, dispatch.parts(), strict=True)]
+        yield [
+            None if text.ended else text.rounds(*part)
+            for text, part in zip(texts, dispatch.parts(), strict=True)
+        ]
 
 
 def stream(model: Model, engine: Engine, request: Request, stop: Sequence[str] = ()) -> Iterator[Piece]:
-    """Generate for one request, a piece per dispatch; the engine must have one sequence. See `stream_batch`."""
+    """Generate for one request, a piece per dispatch; the engine must have one sequence. See
+    `stream_batch`.
+    """
     for pieces in stream_batch(model, engine, [request], stop):
         yield from (piece for piece in pieces if piece is not None)
 
 
-def generate_batch(model: Model, engine: Engine, requests: Sequence[Request], stop: Sequence[str] = ()) -> list[Result]:
+def generate_batch(
+    model: Model, engine: Engine, requests: Sequence[Request], stop: Sequence[str] = ()
+) -> list[Result]:
     """Generate the whole answers to as many requests as the engine has sequences. See `stream_batch`."""
     columns = list(zip(*stream_batch(model, engine, requests, stop), strict=True))
     return [

@@ -1,7 +1,8 @@
 """Continuous batching: a sequence of the compiled batch that becomes free takes the next request.
 
-Contract: nothing compiles again, and the text of a request does not depend on its slot or its neighbours (but for
-float rounding, see docs/design.md, invariant 4). First come, first served. One thread may use a scheduler.
+Contract: nothing compiles again, and the text of a request does not depend on its slot or its neighbours (but
+for float rounding, see docs/design.md, invariant 4). First come, first served. One thread may use a
+scheduler.
 
     submit ──> waiting ──admit──> slot ──rounds──> slot ──end, stop string or cancel──> free
 """
@@ -29,8 +30,8 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A request and where it stands in the caller's list. stop: strings that end its text; thinking: whether the
-    template began the model's thinking at the end of the prompt.
+    """A request and where it stands in the caller's list. stop: strings that end its text; thinking: whether
+    the template began the model's thinking at the end of the prompt.
     """
 
     index: int
@@ -43,8 +44,8 @@ class Job:
 class Answer:
     """What was written for a job. text: without stop token or stop string; token_ids: with the stop token.
 
-    finish_reason: "stop", "length", "context", or "error" when the request cannot be run, with `error` saying why.
-    seconds: from its admission to its end, other sequences' work included.
+    finish_reason: "stop", "length", "context", or "error" when the request cannot be run, with `error` saying
+    why. seconds: from its admission to its end, other sequences' work included.
     """
 
     index: int
@@ -92,7 +93,9 @@ class Scheduler:
         return self._tickets
 
     def cancel(self, ticket: int) -> None:
-        """Drop a request, whether it waits or runs; its slot is free at once. One that has ended is let be."""
+        """Drop a request, whether it waits or runs; its slot is free at once. One that has ended is let
+        be.
+        """
         self._waiting = deque(entry for entry in self._waiting if entry.ticket != ticket)
         for slot, entry in enumerate(self._slots):
             if entry is not None and entry.ticket == ticket:
@@ -122,20 +125,27 @@ class Scheduler:
     def _admit(self, filled: list[int]) -> list[Event]:
         begun = time.perf_counter()
         requests = [
-            entry.request if entry is not None and slot in filled else None for slot, entry in enumerate(self._slots)
+            entry.request if entry is not None and slot in filled else None
+            for slot, entry in enumerate(self._slots)
         ]
         if self._state is None:
             self._state, self._controls, first, finish = self.engine.start(requests)
         else:
-            self._state, self._controls, first, finish = self.engine.admit(self._state, requests, self._controls)
+            self._state, self._controls, first, finish = self.engine.admit(
+                self._state, requests, self._controls
+            )
         self._abandoned -= set(filled)
         seconds = time.perf_counter() - begun
         for slot in filled:
             self._entry(slot).writer.statistics.prefill_s = seconds
-        return [self._event(slot, self._entry(slot).writer.first(first[slot], finish[slot])) for slot in filled]
+        return [
+            self._event(slot, self._entry(slot).writer.first(first[slot], finish[slot])) for slot in filled
+        ]
 
     def _dispatch(self) -> list[Event]:
-        assert self._state is not None and self._controls is not None  # a slot is taken, so something was admitted
+        assert (
+            self._state is not None and self._controls is not None
+        )  # a slot is taken, so something was admitted
         begun = time.perf_counter()
         if self._abandoned:
             self._state = self.engine.release(self._state, self._abandoned)
@@ -214,4 +224,6 @@ def _answer(done: _Open) -> Answer:
     assert done.begun is not None  # it was admitted
     result = joined(done.job.request.prompt, done.pieces)
     seconds = time.perf_counter() - done.begun
-    return Answer(done.job.index, result.text, result.token_ids, result.finish_reason, result.statistics, seconds)
+    return Answer(
+        done.job.index, result.text, result.token_ids, result.finish_reason, result.statistics, seconds
+    )

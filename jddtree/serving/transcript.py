@@ -13,9 +13,10 @@ from jddtree.text.stop_strings import StopStrings
 
 @dataclass
 class Statistics:
-    """What a generation took. emitted_per_round counts the bonus token; the first token comes from the prefill and
-    belongs to no round, so a text has 1 + sum(emitted_per_round) tokens. Times in seconds. expected_tokens and
-    expected_seconds, per round: what the plan promised; the seconds are those of the whole batch by the cost table.
+    """What a generation took. emitted_per_round counts the bonus token; the first token comes from the
+    prefill and belongs to no round, so a text has 1 + sum(emitted_per_round) tokens. Times in seconds.
+    expected_tokens and expected_seconds, per round: what the plan promised; the seconds are those of the
+    whole batch by the cost table.
     """
 
     prompt_tokens: int
@@ -49,8 +50,8 @@ class Statistics:
 class Piece:
     """Text and ids that became final since the last piece; finish_reason is set on the last one.
 
-    rounds: the text and how many ids of each round; a prefill's piece is one. Joined they are `text`, but for what
-    a finished text still releases at its end.
+    rounds: the text and how many ids of each round; a prefill's piece is one. Joined they are `text`, but for
+    what a finished text still releases at its end.
     """
 
     text: str
@@ -100,7 +101,9 @@ class Transcript:
     def rounds(
         self, rounds: list[list[int]], nodes: list[int], plans: list[tuple[float, float]], finish: str | None
     ) -> Piece:
-        """The ids of a dispatch's rounds, the nodes that each used, and the tokens and seconds expected of it."""
+        """The ids of a dispatch's rounds, the nodes that each used, and the tokens and seconds expected of
+        it.
+        """
         parts: list[tuple[str, int]] = []
         kept: list[int] = []
         for ids, used_nodes, (tokens, seconds) in zip(rounds, nodes, plans, strict=True):
@@ -136,6 +139,8 @@ class Transcript:
         return Piece(text, ids, finish, self.statistics, tuple(parts))
 
 
-def open_transcript(model: Model, prompt: Sequence[int], stop: Sequence[str], compile_seconds: float) -> Transcript:
+def open_transcript(
+    model: Model, prompt: Sequence[int], stop: Sequence[str], compile_seconds: float
+) -> Transcript:
     """The empty text after a prompt. stop: strings that end it. Raises UserError for an unusable one."""
     return Transcript(model, stop, Statistics(len(prompt), compile_s=compile_seconds))

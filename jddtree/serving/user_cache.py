@@ -12,7 +12,9 @@ def cache_folder() -> Path:
 
 
 def use_compile_cache(wanted: bool) -> None:
-    """Keep compiled programs in the cache folder, or where JAX_COMPILATION_CACHE_DIR says; not at all if unwanted."""
+    """Keep compiled programs in the cache folder, or where JAX_COMPILATION_CACHE_DIR says; not at all if
+    unwanted.
+    """
     if not wanted:
         jax.config.update("jax_enable_compilation_cache", False)
         return

@@ -42,7 +42,9 @@ _ADVICE = "download the template again"
 class ChatTemplate:
     """One compiled chat template; immutable, usable from several threads."""
 
-    def __init__(self, source: str, name: str = "chat template", special_tokens: Mapping[str, Any] | None = None):
+    def __init__(
+        self, source: str, name: str = "chat template", special_tokens: Mapping[str, Any] | None = None
+    ):
         """Compile a Jinja template; `name` is where it came from, `special_tokens` are variables by name.
 
         Raises UserError when the source is too long or Jinja cannot compile it.
@@ -63,8 +65,8 @@ class ChatTemplate:
     def from_directory(cls, path: str | Path) -> "ChatTemplate":
         """The template in `chat_template.jinja`, else the `chat_template` of `tokenizer_config.json`.
 
-        The special tokens are those of `tokenizer_config.json`, if it exists. Raises UserError when the folder has
-        neither template, or the template does not compile.
+        The special tokens are those of `tokenizer_config.json`, if it exists. Raises UserError when the
+        folder has neither template, or the template does not compile.
         """
         file = Path(path) / "chat_template.jinja"
         config = Path(path) / "tokenizer_config.json"
@@ -74,7 +76,8 @@ class ChatTemplate:
         source = fields.get("chat_template")
         if not isinstance(source, str):
             raise UserError(
-                f"{file} does not exist and {config} has chat_template {str(source)[:40]!r}, expected a template; "
+                f"{file} does not exist and {config} has chat_template {str(source)[:40]!r}, expected a "
+                "template; "
                 "copy chat_template.jinja of the model into the folder"
             )
         return cls(source, f"chat_template in {config}", _special_tokens(fields))
@@ -92,10 +95,11 @@ class ChatTemplate:
     ) -> str:
         """Prompt text of a conversation.
 
-        `thinking=False` opens the answer with empty reasoning (instant mode); `preserve_thinking` keeps the reasoning
-        of past turns; `tool_style` declares tools as TypeScript (as the published tokenizer does; tools that have no
-        such form are declared as JSON, sorted by key) or as JSON in the given order. `allow_media` renders placeholders
-        for images, which this engine cannot see. The options are those of K2.6's template.
+        `thinking=False` opens the answer with empty reasoning (instant mode); `preserve_thinking` keeps the
+        reasoning of past turns; `tool_style` declares tools as TypeScript (as the published tokenizer does;
+        tools that have no such form are declared as JSON, sorted by key) or as JSON in the given order.
+        `allow_media` renders placeholders for images, which this engine cannot see. The options are those of
+        K2.6's template.
 
         Raises UserError for bad messages or tools, and when the template refuses them.
         """
@@ -117,9 +121,10 @@ class ChatTemplate:
     ) -> list[int]:
         """Prompt ids of a conversation; options and errors as in `render`.
 
-        Only names of control tokens that the template wrote, all characters of them, become control tokens, unless
-        `trust_content`: then every name in the rendered text does, as in the published tokenizer. The ids are the same
-        when no text from the messages or tools contains such a name or completes one together with its neighbours.
+        Only names of control tokens that the template wrote, all characters of them, become control tokens,
+        unless `trust_content`: then every name in the rendered text does, as in the published tokenizer. The
+        ids are the same when no text from the messages or tools contains such a name or completes one
+        together with its neighbours.
         """
         variables = self._variables(messages, tools, tool_style, allow_media)
         rendered = self._render(variables, thinking, add_generation_prompt, preserve_thinking)
@@ -148,7 +153,11 @@ class ChatTemplate:
             return variables
 
     def _render(
-        self, variables: Mapping[str, Any], thinking: bool, add_generation_prompt: bool, preserve_thinking: bool
+        self,
+        variables: Mapping[str, Any],
+        thinking: bool,
+        add_generation_prompt: bool,
+        preserve_thinking: bool,
     ) -> str:
         options = {
             "thinking": thinking,
@@ -202,4 +211,6 @@ def _read_source(file: Path) -> str:
 def _reason(error: Exception) -> str:
     """What went wrong, short; errors of Python itself are named."""
     text = str(error)[:_REASON_LENGTH] or "no message"
-    return text if isinstance(error, jinja2.TemplateError | TemplateLimit) else f"{type(error).__name__}: {text}"
+    return (
+        text if isinstance(error, jinja2.TemplateError | TemplateLimit) else f"{type(error).__name__}: {text}"
+    )

@@ -1,7 +1,7 @@
 """Token ids that arrive in pieces, turned into text without ever splitting a character.
 
-Contract: for every grouping of the ids, the concatenated pieces equal the text of all ids decoded at once. Bytes that
-may still become a character are held until more ids arrive or `finish` is called.
+Contract: for every grouping of the ids, the concatenated pieces equal the text of all ids decoded at once.
+Bytes that may still become a character are held until more ids arrive or `finish` is called.
 """
 
 import codecs
@@ -23,5 +23,7 @@ class Detokenizer:
         return self._decoder.decode(self._tokenizer.decode_bytes(i for i in ids if i not in self._skip))
 
     def finish(self) -> str:
-        """Text of the bytes still held (U+FFFD for a character that never ended); the object is fresh again after."""
+        """Text of the bytes still held (U+FFFD for a character that never ended); the object is fresh again
+        after.
+        """
         return self._decoder.decode(b"", final=True)

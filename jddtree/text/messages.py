@@ -1,7 +1,8 @@
 """Check a conversation and its tools before a template sees them.
 
-Contract: `check_messages` and `check_tools` return normally only for input that the chat templates render without
-surprises; anything else raises a one-line `UserError` that names the message, the value and what to do.
+Contract: `check_messages` and `check_tools` return normally only for input that the chat templates render
+without surprises; anything else raises a one-line `UserError` that names the message, the value and what to
+do.
 """
 
 from typing import Any
@@ -15,8 +16,8 @@ MAX_DEPTH = 100
 def check_messages(messages: Any, *, allow_media: bool = False) -> None:
     """Check a list of messages: objects with a `role` and a `content` of text or parts.
 
-    An assistant message may leave its content out; a tool message needs a `tool_call_id`. Image and video parts raise
-    unless `allow_media`: this engine runs the text model only.
+    An assistant message may leave its content out; a tool message needs a `tool_call_id`. Image and video
+    parts raise unless `allow_media`: this engine runs the text model only.
     """
     if not isinstance(messages, list):
         raise UserError(f"messages is {_shown(messages)}, expected a list of objects with role and content")
@@ -28,19 +29,25 @@ def check_messages(messages: Any, *, allow_media: bool = False) -> None:
 
 
 def check_tools(tools: Any) -> None:
-    """Check a list of tools; each is an object with a `type`, and functions have a `function` with a `name`."""
+    """Check a list of tools; each is an object with a `type`, and functions have a `function` with a
+    `name`.
+    """
     if not isinstance(tools, list):
         raise UserError(f"tools is {_shown(tools)}, expected a list of objects with type and function")
     for index, tool in enumerate(tools):
         check_json(f"tool {index}", tool)
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
-            raise UserError(f"tool {index} is {_shown(tool)}, expected an object with a type such as 'function'")
+            raise UserError(
+                f"tool {index} is {_shown(tool)}, expected an object with a type such as 'function'"
+            )
         if tool["type"] == "function":
             _check_function(f"tool {index}", tool.get("function"))
 
 
 def check_json(where: str, value: Any, depth: int = 0) -> None:
-    """Check that a value holds nothing but JSON types, so that every text inside it can be found, 100 levels deep."""
+    """Check that a value holds nothing but JSON types, so that every text inside it can be found, 100 levels
+    deep.
+    """
     if depth > MAX_DEPTH:
         raise UserError(f"{where}: values are nested deeper than {MAX_DEPTH} levels; flatten them")
     if isinstance(value, dict):
@@ -66,7 +73,9 @@ def _check_message(where: str, message: Any, allow_media: bool) -> None:
             raise UserError(f"{where} has {field} {_shown(message[field])}, expected a text")
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         shown = _shown(message.get("tool_call_id"))
-        raise UserError(f"{where} has role 'tool' and tool_call_id {shown}, expected the id of the call it answers")
+        raise UserError(
+            f"{where} has role 'tool' and tool_call_id {shown}, expected the id of the call it answers"
+        )
     _check_content(where, role, message.get("content"), allow_media)
     _check_calls(where, message.get("tool_calls"))
 
@@ -77,7 +86,9 @@ def _check_content(where: str, role: str, content: Any, allow_media: bool) -> No
     if not isinstance(content, list):
         raise UserError(f"{where} has content {_shown(content)}, expected a text or a list of parts")
     if not content:
-        raise UserError(f"{where} has content [] (an empty list), expected a text or at least one part; use a text")
+        raise UserError(
+            f"{where} has content [] (an empty list), expected a text or at least one part; use a text"
+        )
     for index, part in enumerate(content):
         _check_part(f"{where} part {index}", part, allow_media)
 
@@ -102,7 +113,9 @@ def _check_calls(where: str, calls: Any) -> None:
     for index, call in enumerate(calls or []):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(call.get("id"), str):
-            raise UserError(f"{where} tool call {index} is {_shown(call)}, expected an object with id and function")
+            raise UserError(
+                f"{where} tool call {index} is {_shown(call)}, expected an object with id and function"
+            )
         if not isinstance(function.get("name"), str | None):
             shown = _shown(function["name"])
             raise UserError(f"{where} tool call {index} has function name {shown}, expected a text")

@@ -1,8 +1,8 @@
 """Cut streamed text right before the first stop string.
 
-Contract: what comes out does not depend on how the text was split. The first stop string to be complete wins; of two
-that end together, the one that begins first. Text that may be the beginning of a stop string is held back until more
-text decides.
+Contract: what comes out does not depend on how the text was split. The first stop string to be complete wins;
+of two that end together, the one that begins first. Text that may be the beginning of a stop string is held
+back until more text decides.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,9 @@ class StopStrings:
         if self.found is not None:
             return ""
         text = self._held + text
-        complete = [(begin + len(stop), begin, stop) for stop in self._stops if (begin := text.find(stop)) >= 0]
+        complete = [
+            (begin + len(stop), begin, stop) for stop in self._stops if (begin := text.find(stop)) >= 0
+        ]
         if complete:
             _, cut, self.found = min(complete)
             self._held = ""

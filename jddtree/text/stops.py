@@ -1,7 +1,8 @@
 """Ids that end a generation.
 
-Contract: the union of everything a model folder says and of the ends that K2 models are known to write. K2.6 ends its
-turns with `<|im_end|>` although its tokenizer names `[EOS]`; an engine that watches only the latter never stops.
+Contract: the union of everything a model folder says and of the ends that K2 models are known to write. K2.6
+ends its turns with `<|im_end|>` although its tokenizer names `[EOS]`; an engine that watches only the latter
+never stops.
 """
 
 from pathlib import Path
@@ -17,9 +18,9 @@ KNOWN_ENDS = ("<|im_end|>", "[EOS]", "[EOT]")
 def stop_ids(directory: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Ascending stop ids of a model folder.
 
-    Taken from config.json (`eos_token_id`, also inside `text_config`), generation_config.json (one id or a list; the
-    file may be absent), `eos_token` of tokenizer_config.json, and `<|im_end|>`, `[EOS]`, `[EOT]` where the vocabulary
-    has them.
+    Taken from config.json (`eos_token_id`, also inside `text_config`), generation_config.json (one id or a
+    list; the file may be absent), `eos_token` of tokenizer_config.json, and `<|im_end|>`, `[EOS]`, `[EOT]`
+    where the vocabulary has them.
 
     Raises UserError when a file cannot be read or names an end that is not in the vocabulary.
     """
@@ -56,5 +57,7 @@ def _eos_token(path: Path, value: Any, tokenizer: Tokenizer) -> set[int]:
     if name is None:
         return set()
     if not isinstance(name, str) or name not in tokenizer.special_tokens:
-        raise UserError(f"{path}: eos_token {name!r} is not a special token; use the configuration files of one model")
+        raise UserError(
+            f"{path}: eos_token {name!r} is not a special token; use the configuration files of one model"
+        )
     return {tokenizer.special_tokens[name]}

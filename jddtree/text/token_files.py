@@ -1,7 +1,7 @@
 """Read a tokenizer's files: byte ranks from `tiktoken.model`, special tokens from `tokenizer_config.json`.
 
-Contract: every function reads one file, checks all of it, and either returns complete tables or raises a one-line
-`UserError` that names the file, what was found and what was expected. Source: K2.6's
+Contract: every function reads one file, checks all of it, and either returns complete tables or raises a
+one-line `UserError` that names the file, what was found and what was expected. Source: K2.6's
 `tokenization_kimi.py`.
 """
 
@@ -29,15 +29,17 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); download the file again") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds a JSON {type(value).__name__}, expected an object; download the file again")
+        raise UserError(
+            f"{path} holds a JSON {type(value).__name__}, expected an object; download the file again"
+        )
     return value
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Token bytes to rank, from lines of the form `base64(bytes) rank`.
 
-    Raises UserError for a missing file, a malformed line, a repeated token, a gap in the ranks (they must be exactly
-    0..n-1), or a missing single byte (without all 256 some text could not be encoded).
+    Raises UserError for a missing file, a malformed line, a repeated token, a gap in the ranks (they must be
+    exactly 0..n-1), or a missing single byte (without all 256 some text could not be encoded).
     """
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(_read(path).splitlines(), start=1):
@@ -46,7 +48,8 @@ def read_ranks(path: Path) -> dict[bytes, int]:
         token, rank = _parse_line(path, number, line)
         if token in ranks:
             raise UserError(
-                f"{path} line {number}: token {token!r} has rank {rank} but it has rank {ranks[token]} before, "
+                f"{path} line {number}: token {token!r} has rank {rank} but it has rank {ranks[token]} "
+                "before, "
                 "expected every token once; download the file again"
             )
         ranks[token] = rank
@@ -69,7 +72,8 @@ def read_special_tokens(path: Path, first_id: int) -> dict[str, int]:
         name = named.get(identifier, f"<|reserved_token_{identifier}|>")
         if name in specials:
             raise UserError(
-                f"{path}: special token {name!r} has both id {specials[name]} and id {identifier}, expected one; "
+                f"{path}: special token {name!r} has both id {specials[name]} and id {identifier}, "
+                "expected one; "
                 "use the tokenizer_config.json that belongs to this tiktoken.model"
             )
         specials[name] = identifier
@@ -100,16 +104,21 @@ def _check_ranks(path: Path, ranks: dict[bytes, int]) -> None:
     for expected, found in enumerate(sorted(ranks.values())):
         if found != expected:
             raise UserError(
-                f"{path}: found rank {found} where rank {expected} was expected (ranks are 0, 1, 2, ... once each); "
+                f"{path}: found rank {found} where rank {expected} was expected (ranks are 0, 1, 2, ... "
+                "once each); "
                 "download the file again"
             )
     for value in range(256):
         if bytes([value]) not in ranks:
-            raise UserError(f"{path}: the single byte 0x{value:02x} has no rank, expected all 256; download it again")
+            raise UserError(
+                f"{path}: the single byte 0x{value:02x} has no rank, expected all 256; download it again"
+            )
 
 
 def _content(entry: Any) -> str | None:
-    """The text of a token, None where it has none, or one without bytes: JSON can hold half of a surrogate pair."""
+    """The text of a token, None where it has none, or one without bytes: JSON can hold half of a surrogate
+    pair.
+    """
     name = entry.get("content") if isinstance(entry, dict) else None
     if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
         return None
@@ -128,7 +137,8 @@ def _added_tokens(path: Path, first_id: int, end: int) -> dict[int, str]:
         name = _content(entry)
         if not _ID.fullmatch(key) or name is None:
             raise UserError(
-                f"{path}: added_tokens_decoder[{key!r}] is {str(entry)[:80]!r}, expected an id with a content; "
+                f"{path}: added_tokens_decoder[{key!r}] is {str(entry)[:80]!r}, expected an id with a "
+                "content; "
                 "download the file again"
             )
         identifier = int(key)

@@ -1,9 +1,9 @@
 """Kimi K2.6 tokenizer: text to token ids and back.
 
-Contract: ids equal those of the published tokenizer for every string, including the seams it makes in long texts.
-Text is never read as control tokens unless `allow_special` is given, so text from users is safe by default. No
-beginning or end token is ever added. Source of all rules: `tokenization_kimi.py`,
-published beside K2.6's weights.
+Contract: ids equal those of the published tokenizer for every string, including the seams it makes in long
+texts. Text is never read as control tokens unless `allow_special` is given, so text from users is safe by
+default. No beginning or end token is ever added. Source of all rules: `tokenization_kimi.py`, published
+beside K2.6's weights.
 """
 
 import re
@@ -45,8 +45,9 @@ SPLIT_PATTERN = "|".join(
 def seams(text: str) -> Iterator[tuple[int, int]]:
     """Half-open character ranges of `text` that are tokenised separately.
 
-    The text is cut every 400,000 characters, and inside such a chunk whenever 25,000 characters in a row were all
-    whitespace or all not whitespace. The cuts change the ids next to them, so an exact tokenizer must repeat them.
+    The text is cut every 400,000 characters, and inside such a chunk whenever 25,000 characters in a row were
+    all whitespace or all not whitespace. The cuts change the ids next to them, so an exact tokenizer must
+    repeat them.
     """
     for chunk in range(0, len(text), CHUNK_CHARACTERS):
         chunk_end = min(chunk + CHUNK_CHARACTERS, len(text))
@@ -67,7 +68,9 @@ class Tokenizer:
         self._encoding = tiktoken.Encoding(
             name="kimi", pat_str=SPLIT_PATTERN, mergeable_ranks=dict(ranks), special_tokens=self._specials
         )
-        self._marker = re.compile("|".join(re.escape(name) for name in sorted(self._specials, key=len, reverse=True)))
+        self._marker = re.compile(
+            "|".join(re.escape(name) for name in sorted(self._specials, key=len, reverse=True))
+        )
 
     @classmethod
     def from_directory(cls, path: str | Path) -> "Tokenizer":
@@ -92,8 +95,8 @@ class Tokenizer:
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Ids of `text`.
 
-        With `allow_special` the names of special tokens become their ids; use it only for text of known origin.
-        Without it they are ordinary characters, and no text raises.
+        With `allow_special` the names of special tokens become their ids; use it only for text of known
+        origin. Without it they are ordinary characters, and no text raises.
         """
         markers = self.find_markers(text) if allow_special else []
         return self.encode_with_markers(text, markers)
@@ -105,8 +108,8 @@ class Tokenizer:
     def encode_with_markers(self, text: str, markers: Sequence[tuple[int, int]]) -> list[int]:
         """Ids of `text` in which exactly the given ranges become special tokens.
 
-        `markers` are ascending ranges as from `find_markers`. A name that is cut by a seam (see `seams`) is ordinary
-        text, as in the published tokenizer.
+        `markers` are ascending ranges as from `find_markers`. A name that is cut by a seam (see `seams`) is
+        ordinary text, as in the published tokenizer.
         """
         ids: list[int] = []
         pending = iter(markers)
@@ -128,7 +131,8 @@ class Tokenizer:
         """
         if not 0 <= identifier < self.vocab_size:
             raise UserError(
-                f"token id {identifier} is outside 0..{self.vocab_size - 1}; use ids that come from this vocabulary"
+                f"token id {identifier} is outside 0..{self.vocab_size - 1}; use ids that come from this "
+                "vocabulary"
             )
         return self._encoding.decode_single_token_bytes(identifier)
 

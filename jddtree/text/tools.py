@@ -1,9 +1,9 @@
 """Tool declarations as TypeScript, the form in which K2.6 was taught to read them.
 
-Contract: `tools_to_typescript` is a pure function of the tools; the order of keys in the input does not matter. A
-schema that the TypeScript form cannot express raises `NotExpressible`, upon which the published tokenizer declares the
-tools as JSON instead. Source of the rules and of the worked example: `tool_declaration_ts.py`,
-published beside K2.6's weights.
+Contract: `tools_to_typescript` is a pure function of the tools; the order of keys in the input does not
+matter. A schema that the TypeScript form cannot express raises `NotExpressible`, upon which the published
+tokenizer declares the tools as JSON instead. Source of the rules and of the worked example:
+`tool_declaration_ts.py`, published beside K2.6's weights.
 """
 
 import json
@@ -65,9 +65,13 @@ def tools_to_typescript(tools: Sequence[Mapping[str, Any]]) -> str:
 
 def _function(function: Mapping[str, Any]) -> str:
     parameters = function.get("parameters") or {}
-    definitions = {name: schema for found in _values_of("$defs", parameters) for name, schema in found.items()}
+    definitions = {
+        name: schema for found in _values_of("$defs", parameters) for name, schema in found.items()
+    }
     refers_to_root = "#" in _values_of("$ref", parameters)
-    _check_references([*_values_of("$ref", parameters), *_values_of("$ref", list(definitions.values()))], definitions)
+    _check_references(
+        [*_values_of("$ref", parameters), *_values_of("$ref", list(definitions.values()))], definitions
+    )
     lines = []
     if refers_to_root:
         lines.append(f"interface {ROOT_NAME} {_root_interface(parameters)}")
@@ -151,9 +155,13 @@ def _object(schema: dict[str, Any], indent: str) -> str:
 
 
 def _root_interface(schema: dict[str, Any]) -> str:
-    """Members of parameters that refer to themselves: in alphabetical order, required or not, and no others."""
+    """Members of parameters that refer to themselves: in alphabetical order, required or not, and no
+    others.
+    """
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    return _braces([_property(name, properties[name], name in required, INDENT) for name in sorted(properties)], "")
+    return _braces(
+        [_property(name, properties[name], name in required, INDENT) for name in sorted(properties)], ""
+    )
 
 
 def _braces(members: list[str], indent: str) -> str:

@@ -78,7 +78,9 @@ def tree_attention(
     from pallas_kernels.attention.mosaic import interpreter, tree_attention_mosaic
 
     interpreted = interpreter() if interpret else None
-    return tree_attention_mosaic(*operands, **sizes, launch=launch, query_bits=query_bits, interpret=interpreted)
+    return tree_attention_mosaic(
+        *operands, **sizes, launch=launch, query_bits=query_bits, interpret=interpreted
+    )
 
 
 def padded_rows(count: int) -> int:
@@ -122,7 +124,9 @@ def _check(
 ) -> None:
     dtype = queries.dtype
     if queries.ndim != 4 or dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"queries must be float32 or bfloat16 [B, C, heads, D + R], got {dtype} {queries.shape}")
+        raise ValueError(
+            f"queries must be float32 or bfloat16 [B, C, heads, D + R], got {dtype} {queries.shape}"
+        )
     batch, count, _, width = queries.shape
     if cache.ndim != 4 or (cache.shape[1], cache.shape[3], cache.dtype) != (batch, width, dtype):
         wanted = f"{dtype} [layers, {batch}, S, {width}] beside queries {queries.shape}"
@@ -136,7 +140,9 @@ def _check(
             wanted = f"{kind} {shape} beside queries {queries.shape}"
             raise ValueError(f"{name} must be {wanted}, got {array.dtype} {array.shape}")
     if not 0 < latent_size < width or not scale > 0:
-        raise ValueError(f"latent_size must be in 1..{width - 1} and scale positive, got {latent_size} and {scale}")
+        raise ValueError(
+            f"latent_size must be in 1..{width - 1} and scale positive, got {latent_size} and {scale}"
+        )
 
 
 def _rows_shape(rows: jax.Array, cache: jax.Array, batch: int, count: int, width: int) -> tuple[int, ...]:

@@ -70,7 +70,8 @@ def merge(
         warps=launch.warps,
         stages=MERGE_STAGES,
         interpret=interpret,
-        overlap_next=overlap_next and sequences * count <= MOST_ROWS,  # what reads more rows is no kernel of ours
+        overlap_next=overlap_next
+        and sequences * count <= MOST_ROWS,  # what reads more rows is no kernel of ours
     )
     bits = () if ancestors is None else (ancestors,)
     out = call(partials.sums, partials.maximum, partials.total, lengths, *bits)

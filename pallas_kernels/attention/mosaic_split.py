@@ -129,7 +129,9 @@ class Program:
         maximum, total = lax.fori_loop(self.open_count, self.count, self.masked_block, carry)
         self.results.maximum.at[self.split, self.tile][...] = maximum
         self.results.total.at[self.split, self.tile][...] = total
-        plgpu.barrier_wait(self.scratch.weights_free)  # every completed phase is observed (the interpreter insists)
+        plgpu.barrier_wait(
+            self.scratch.weights_free
+        )  # every completed phase is observed (the interpreter insists)
 
     def open_block(self, block: jax.Array, carry: Statistics) -> Statistics:
         """A block that is all committed keys."""
@@ -204,7 +206,9 @@ class Program:
         words = []
         for half in range(2):
             count = jnp.clip(committed - 32 * half, 0, 32)
-            prefix = jnp.where(count == 32, jnp.int32(-1), lax.shift_left(jnp.int32(1), jnp.minimum(count, 31)) - 1)
+            prefix = jnp.where(
+                count == 32, jnp.int32(-1), lax.shift_left(jnp.int32(1), jnp.minimum(count, 31)) - 1
+            )
             rows = pl.ds(self.first_row, ROWS)
             ancestors = _load(self.operands.words.at[self.sequence, tree_block * 2 + half, rows], BY_ROW)
             words.append(lax.broadcast_in_dim((ancestors & tree_bits) | prefix, (ROWS, KEYS), [0]))
@@ -224,7 +228,9 @@ class Program:
             columns = pl.ds(chunk * COLUMNS, COLUMNS)
             self.results.sums.at[self.split, self.tile, columns][...] = value.astype(self.results.sums.dtype)
 
-    def add_values(self, block: jax.Array, sums: tuple[jax.Array, ...], chunks: range) -> tuple[jax.Array, ...]:
+    def add_values(
+        self, block: jax.Array, sums: tuple[jax.Array, ...], chunks: range
+    ) -> tuple[jax.Array, ...]:
         """The sums with a block's values: decayed as soon as the decay is known,
         then products with the weights.
         """

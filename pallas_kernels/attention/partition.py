@@ -34,7 +34,9 @@ class Partition:
 
     def used(self, length: jax.Array) -> jax.Array:
         """How many splits have any work; they are the first ones."""
-        return lax.div(self.prefix(length) + self.tree_blocks + self.per_split(length) - 1, self.per_split(length))
+        return lax.div(
+            self.prefix(length) + self.tree_blocks + self.per_split(length) - 1, self.per_split(length)
+        )
 
     def span(self, length: jax.Array, split: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First block of a split and how many it has."""

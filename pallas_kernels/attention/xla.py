@@ -33,7 +33,9 @@ def tree_attention_xla(
 
     def add(partial: softmax.Partial, keys: jax.Array, mask: jax.Array) -> softmax.Partial:
         """keys [B, K, D + R] cleaned of masked entries; mask bool, broadcastable to [B, C, heads, K]"""
-        scores = jnp.einsum("brw,bkw->brk", flat, keys, preferred_element_type=jnp.float32, precision=_precision(keys))
+        scores = jnp.einsum(
+            "brw,bkw->brk", flat, keys, preferred_element_type=jnp.float32, precision=_precision(keys)
+        )
         scores = scores.reshape(batch, count, heads, -1) * jnp.float32(scale)
         scores = jnp.where(mask, scores, -jnp.inf).reshape(batch, count * heads, -1)
         values = keys[..., :latent_size]
@@ -58,7 +60,9 @@ def tree_attention_xla(
 def _weigh(weights: jax.Array, values: jax.Array) -> jax.Array:
     weights = weights.astype(values.dtype)
     precision = _precision(values)
-    return jnp.einsum("brk,bkd->brd", weights, values, preferred_element_type=jnp.float32, precision=precision)
+    return jnp.einsum(
+        "brk,bkd->brd", weights, values, preferred_element_type=jnp.float32, precision=precision
+    )
 
 
 def _precision(array: jax.Array) -> lax.Precision:

@@ -26,13 +26,17 @@ def choose(implementation: str, best: Callable[[], str]) -> str:
     Raises ValueError for a name that is not among `IMPLEMENTATIONS`.
     """
     if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}")
+        raise ValueError(
+            f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
+        )
     if implementation != "auto":
         return implementation
     return best() if on_gpu() else "xla"
 
 
-def layer_implementation(implementation: str, dtype: jnp.dtype, rows: int, most_rows: int | None = MOST_ROWS) -> str:
+def layer_implementation(
+    implementation: str, dtype: jnp.dtype, rows: int, most_rows: int | None = MOST_ROWS
+) -> str:
     """ "xla" or "triton", of a kernel of the layer for `rows` rows of activations of this dtype.
 
     most_rows: those that the kernel is for; None for any number, as of kernels that take each row by itself.

@@ -39,5 +39,7 @@ def _abstract() -> tuple[tuple[()], set[Any]]:
 def _lower(context: Any) -> list[Any]:
     kind = ir.RankedTensorType.get((LANES,), ir.IntegerType.get_signless(32))
     lanes = dialect.make_range(kind, 0, LANES)
-    dialect.elementwise_inline_asm([kind], ASSEMBLY, constraints="=r,r", pure=False, packed_element=1, args=[lanes])
+    dialect.elementwise_inline_asm(
+        [kind], ASSEMBLY, constraints="=r,r", pure=False, packed_element=1, args=[lanes]
+    )
     return []

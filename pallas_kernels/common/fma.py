@@ -1,5 +1,5 @@
-"""a * b + c rounded once, inside a Triton kernel: XLA's Triton does not contract it, and the interpreter has no inline
-PTX.
+"""a * b + c rounded once, inside a Triton kernel: XLA's Triton does not contract it, and the interpreter has
+no inline PTX.
 """
 
 import jax

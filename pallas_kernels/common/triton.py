@@ -1,5 +1,5 @@
-"""Calling a Pallas-Triton kernel, in every supported jax version (0.10.2 to 0.12): `pl.pallas_call` on the Triton
-backend, which the type of compiler_params selects.
+"""Calling a Pallas-Triton kernel, in every supported jax version (0.10.2 to 0.12): `pl.pallas_call` on the
+Triton backend, which the type of compiler_params selects.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,9 @@ def triton_call(
             whole,
             grid=grid,
             in_specs=[pl.no_block_spec] * len(operands),
-            out_specs=pl.no_block_spec if isinstance(out, jax.ShapeDtypeStruct) else (pl.no_block_spec,) * len(out),
+            out_specs=pl.no_block_spec
+            if isinstance(out, jax.ShapeDtypeStruct)
+            else (pl.no_block_spec,) * len(out),
             out_shape=out,
             input_output_aliases=dict(aliases or {}),
             interpret=interpret,

@@ -106,6 +106,10 @@ def _check(
     if weights.shape != ids.shape or weights.dtype != jnp.float32:
         raise ValueError(f"weights must be float32 {ids.shape} like ids, got {weights.dtype} {weights.shape}")
     if valid.shape != (rows,) or valid.dtype not in (jnp.bool_, jnp.int32):
-        raise ValueError(f"valid must be bool or int32 [{rows}] beside x {x.shape}, got {valid.dtype} {valid.shape}")
+        raise ValueError(
+            f"valid must be bool or int32 [{rows}] beside x {x.shape}, got {valid.dtype} {valid.shape}"
+        )
     if not 0 < num_experts <= experts.number:
-        raise ValueError(f"num_experts {num_experts} must be between 1 and the {experts.number} packed experts")
+        raise ValueError(
+            f"num_experts {num_experts} must be between 1 and the {experts.number} packed experts"
+        )

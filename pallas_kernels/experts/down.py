@@ -168,10 +168,14 @@ def _lane_pairs(entry_ref: Any, place: jax.Array, plan: Plan) -> tuple[jax.Array
 def _load_h(h_ref: Any, pair: jax.Array, real: jax.Array, group: jax.Array | int) -> jax.Array:
     """[32 lanes, 8] activations of one group; 0 where the tile has no pair"""
     column = group * 32 + (iota(LANES) % 4 * 8)[:, None] + iota(8)[None, :]
-    return plt.load(h_ref.at[pair[:, None], column], mask=jnp.broadcast_to(real[:, None], (LANES, 8)), other=0.0)
+    return plt.load(
+        h_ref.at[pair[:, None], column], mask=jnp.broadcast_to(real[:, None], (LANES, 8)), other=0.0
+    )
 
 
-def _column_weights(entry_ref: Any, weight_ref: Any, place: jax.Array, plan: Plan) -> list[tuple[jax.Array, ...]]:
+def _column_weights(
+    entry_ref: Any, weight_ref: Any, place: jax.Array, plan: Plan
+) -> list[tuple[jax.Array, ...]]:
     """For b = 0, 1 of column 2t + b: pair (T * k where there is none), whether there is one,
     routing weight.
     """

@@ -91,7 +91,9 @@ def gate_up_kernel(
             _store(o_ref, entry_ref, total, part, row_tile, tile * plan.tile + s * TOKENS, plan)
 
 
-def _token_row(entry_ref: Any, tile: jax.Array, first_entry: jax.Array, column: jax.Array, plan: Plan) -> jax.Array:
+def _token_row(
+    entry_ref: Any, tile: jax.Array, first_entry: jax.Array, column: jax.Array, plan: Plan
+) -> jax.Array:
     """Row of x for each lane's column; columns without a pair repeat the tile's first."""
     entry = plt.load(entry_ref.at[tile * plan.tile + column])
     return lax.div(plan.pair_of(jnp.where(entry < 0, first_entry, entry)), jnp.int32(plan.top_k))

@@ -45,7 +45,8 @@ def check_packed(experts: PackedExperts) -> None:
     count, rows, groups = experts.gate_up.shape[:3]
     if rows % 2 or groups % 2:
         raise ValueError(
-            f"hidden size {experts.hidden} and intermediate size {experts.intermediate} must both be multiples of 64"
+            f"hidden size {experts.hidden} and intermediate size {experts.intermediate} must both be "
+            "multiples of 64"
         )
     expected = (
         (count, rows, groups, 256),

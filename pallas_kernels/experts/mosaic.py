@@ -69,7 +69,9 @@ def expert_rows_mosaic(
     return RoutedRows(rows.reshape(*ids.shape, x.shape[1]), routed.astype(jnp.int32))
 
 
-def _gate_up(x: jax.Array, experts: PackedExperts, entries: jax.Array, first: jax.Array, plan: Plan) -> jax.Array:
+def _gate_up(
+    x: jax.Array, experts: PackedExperts, entries: jax.Array, first: jax.Array, plan: Plan
+) -> jax.Array:
     """Partial sums float32 [split, 2, T * k, I]: gate, then up"""
     row_tiles, groups = experts.gate_up.shape[1:3]
     split = largest_divisor(groups // STEP, MOSAIC_SPLIT)
@@ -93,7 +95,9 @@ def _gate_up(x: jax.Array, experts: PackedExperts, entries: jax.Array, first: ja
             def fetch(step: jax.Array) -> tuple[Any, Any]:
                 group = part * part_groups + step * STEP
                 tiles = pl.ds(block * GATE_UP.row_tiles, GATE_UP.row_tiles)
-                return w_ref.at[expert, tiles, pl.ds(group, STEP)], s_ref.at[expert, tiles, pl.ds(group, STEP)]
+                return w_ref.at[expert, tiles, pl.ds(group, STEP)], s_ref.at[
+                    expert, tiles, pl.ds(group, STEP)
+                ]
 
             # Weights are on their way before the rows of x are put into operand order.
             ring = _Ring(fetch, w_ring, s_ring, barriers, steps)
@@ -123,7 +127,9 @@ def _down(
     program_blocks = blocks // programs
     block_steps = groups // STEP
 
-    def body(h_ref, weight_ref, w_ref, s_ref, entry_ref, first_ref, o_ref, w_ring, s_ring, h_staged, barriers):
+    def body(
+        h_ref, weight_ref, w_ref, s_ref, entry_ref, first_ref, o_ref, w_ring, s_ring, h_staged, barriers
+    ):
         program = lax.axis_index("program")
         tile = lax.div(program, jnp.int32(programs))
         first_block = lax.rem(program, jnp.int32(programs)) * program_blocks

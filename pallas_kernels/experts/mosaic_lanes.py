@@ -32,7 +32,8 @@ ACCUMULATOR = plgpu.Layout.WGMMA
 REF = plgpu.RefType()
 MINUS_136 = 0xC308C308  # bf16 twice
 MMA = (
-    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, "
+    "{$10,$11,$12,$13};",
     "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
 )
 
@@ -72,7 +73,9 @@ def multiply_groups(weights: Weights, groups: int) -> Callable[..., jax.Array]:
                 for mt in range(2):
                     part = _tile(word[2 * mt : 2 * mt + 2], operand, start)
                     total = totals[unit * 2 + mt]
-                    totals[unit * 2 + mt] = [_fma(part[k], scale[2 * mt + k // 2], total[k]) for k in range(4)]
+                    totals[unit * 2 + mt] = [
+                        _fma(part[k], scale[2 * mt + k // 2], total[k]) for k in range(4)
+                    ]
         mu.warpgroup_barrier()  # all warps are done with the slot: TMA may refill it
         return _fragments(totals, sums)
 
@@ -111,7 +114,9 @@ def store_partial(plan: Plan) -> Callable[..., None]:
     def store(_: Any, out: Any, entries: Any, sums: Any) -> None:
         def write(pair: Any, unit: int, values: list[Any]) -> None:
             column = _add(_mul(_warp(), 32), _mul(_token(_lane()), 4))
-            vector.store(_vector(values, ir.F32Type.get()), out, [_index(_c(unit)), _index(pair), _index(column)])
+            vector.store(
+                _vector(values, ir.F32Type.get()), out, [_index(_c(unit)), _index(pair), _index(column)]
+            )
 
         _for_real_pairs(entries, sums, plan, write)
 
@@ -137,7 +142,9 @@ def store_weighted(plan: Plan) -> Callable[..., None]:
     return store
 
 
-def _for_real_pairs(entries: Any, sums: Any, plan: Plan, write: Callable[[Any, int, list[Any]], None]) -> None:
+def _for_real_pairs(
+    entries: Any, sums: Any, plan: Plan, write: Callable[[Any, int, list[Any]], None]
+) -> None:
     registers = sums.registers.flatten()
     for half in range(2):
         entry = memref.load(entries, [_index(_add(_mul(_quad(_lane()), 2), _c(half)))])

@@ -44,7 +44,9 @@ class Plan(NamedTuple):
         """The most tiles that any routing needs:
         an expert wastes at most tile - 1 places, and no tile is empty.
         """
-        return min(self.pairs, (self.pairs + (self.tile - 1) * min(self.num_experts, self.pairs)) // self.tile)
+        return min(
+            self.pairs, (self.pairs + (self.tile - 1) * min(self.num_experts, self.pairs)) // self.tile
+        )
 
     def expert_of(self, entry: jax.Array) -> jax.Array:
         return entry >> self.pair_bits
@@ -96,7 +98,9 @@ def _places(expert: jax.Array, plan: Plan) -> jax.Array:
     tiles = (count + plan.tile - 1) // plan.tile
     first = (jnp.cumsum(tiles) - tiles) * plan.tile
     clamped = jnp.minimum(blocks, plan.num_experts - 1)
-    place = earlier.sum(axis=2, dtype=jnp.int32) + jnp.take_along_axis(before + first[None, :], clamped, axis=1)
+    place = earlier.sum(axis=2, dtype=jnp.int32) + jnp.take_along_axis(
+        before + first[None, :], clamped, axis=1
+    )
     routed = place.reshape(-1)[: plan.pairs]
     nowhere = plan.tiles * plan.tile + jnp.arange(plan.pairs, dtype=jnp.int32)
     return jnp.where(expert < plan.num_experts, routed, nowhere)

@@ -68,7 +68,9 @@ def triton_work_list(
     return entries, counts.reshape(ids.shape)
 
 
-def _single_list(ids: jax.Array, valid: jax.Array, plan: Plan, interpret: bool | None) -> tuple[jax.Array, jax.Array]:
+def _single_list(
+    ids: jax.Array, valid: jax.Array, plan: Plan, interpret: bool | None
+) -> tuple[jax.Array, jax.Array]:
     call = triton_call(
         functools.partial(_single, plan=plan),
         name="expert_work_list",
@@ -100,7 +102,9 @@ def _single(ids_ref: Any, valid_ref: Any, entry_ref: Any, counts_ref: Any, *, pl
     plt.store(counts_ref.at[pair], counted.astype(jnp.int32), mask=inside)
 
 
-def _rank(ids_ref: Any, valid_ref: Any, rank_ref: Any, count_ref: Any, leader_ref: Any, *, plan: Plan) -> None:
+def _rank(
+    ids_ref: Any, valid_ref: Any, rank_ref: Any, count_ref: Any, leader_ref: Any, *, plan: Plan
+) -> None:
     """Of each pair that counts, its rank, the number of its expert's pairs and its leader;
     leader -1 for the others
     """

@@ -56,7 +56,10 @@ def _kernel(parts_ref: Any, out_ref: Any, *, columns: int) -> None:
     def total(half: int) -> jax.Array:
         """The parts of gate (0) or up (1), added up"""
         place = (half, row, column) if len(parts_ref.shape) == 4 else (row, half * width + column)
-        parts = [plt.load(parts_ref.at[(part, *place)], mask=inside, other=0.0) for part in range(parts_ref.shape[0])]
+        parts = [
+            plt.load(parts_ref.at[(part, *place)], mask=inside, other=0.0)
+            for part in range(parts_ref.shape[0])
+        ]
         return functools.reduce(jnp.add, parts)
 
     plt.store(out_ref.at[row, column], (jax.nn.silu(total(0)) * total(1)).astype(out_ref.dtype), mask=inside)

@@ -52,7 +52,9 @@ def residual_norm(
         return _residual_norm_triton(x, addends, norms, place, eps, taps, overlap_next)
     if not addends.empty:
         x = rounded(x + addends.total(x.dtype))
-    kept = None if taps is None else lax.dynamic_update_index_in_dim(taps.buffer, x, taps.slots[place.layer], 0)
+    kept = (
+        None if taps is None else lax.dynamic_update_index_in_dim(taps.buffer, x, taps.slots[place.layer], 0)
+    )
     return x, rms_norm(x, place.of(norms), eps), kept
 
 
@@ -101,7 +103,9 @@ def _residual_norm_triton(
 
 def _kernel(x_ref: Any, norms_ref: Any, layer_ref: Any, *refs: Any, what: Operands) -> None:
     partial_refs = refs[: what.partial_sums]
-    other_refs = refs[what.partial_sums :]  # rows and counts of experts, slots and buffer of taps, then the results
+    other_refs = refs[
+        what.partial_sums :
+    ]  # rows and counts of experts, slots and buffer of taps, then the results
     out_ref, normed_ref = refs[-3:-1] if what.tapped else refs[-2:]
     row = pl.program_id(0)
     layer = layer_ref[0]

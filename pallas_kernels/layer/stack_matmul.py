@@ -56,7 +56,9 @@ def takes_columns(columns: int) -> bool:
     return columns % COLUMNS == 0
 
 
-def _stack_matmul_triton(x: jax.Array, stacks: Sequence[jax.Array], place: Place, overlap_next: bool) -> jax.Array:
+def _stack_matmul_triton(
+    x: jax.Array, stacks: Sequence[jax.Array], place: Place, overlap_next: bool
+) -> jax.Array:
     rows, columns = x.shape
     weight_rows = [stack.shape[1] for stack in stacks]
     launch = layer_launch().matmul(rows, columns, weight_rows)
@@ -73,7 +75,9 @@ def _stack_matmul_triton(x: jax.Array, stacks: Sequence[jax.Array], place: Place
     return call(x, place.layer.reshape(1), *stacks)
 
 
-def _kernel(x_ref: Any, layer_ref: Any, *refs: Any, tiles: list[int], first_layer: int, launch: MatmulLaunch) -> None:
+def _kernel(
+    x_ref: Any, layer_ref: Any, *refs: Any, tiles: list[int], first_layer: int, launch: MatmulLaunch
+) -> None:
     *stacks, out_ref = refs
     tile = pl.program_id(0)
     part = pl.program_id(1)
@@ -95,7 +99,9 @@ def _kernel(x_ref: Any, layer_ref: Any, *refs: Any, tiles: list[int], first_laye
         first_row += stack.shape[1]
 
 
-def _sums(x_ref: Any, stack: Any, layer: jax.Array, row: jax.Array, part: jax.Array, launch: MatmulLaunch) -> jax.Array:
+def _sums(
+    x_ref: Any, stack: Any, layer: jax.Array, row: jax.Array, part: jax.Array, launch: MatmulLaunch
+) -> jax.Array:
     """Weight rows `row` of the layer times x over the columns of a part -> float32 [row tile, padded T]"""
     step = launch.step
     steps = x_ref.shape[1] // step // launch.parts
@@ -109,7 +115,9 @@ def _sums(x_ref: Any, stack: Any, layer: jax.Array, row: jax.Array, part: jax.Ar
     def add(index: jax.Array, sums: jax.Array) -> jax.Array:
         column = (part * steps + index) * step + jnp.arange(step, dtype=jnp.int32)
         weights = plt.load(stack.at[layer, clamped[:, None], column[None, :]], eviction_policy="evict_first")
-        x = plt.load(x_ref.at[token[:, None], column[None, :]], mask=inside, other=None if inside is None else 0.0)
+        x = plt.load(
+            x_ref.at[token[:, None], column[None, :]], mask=inside, other=None if inside is None else 0.0
+        )
         return sums + plt.dot(weights, x.T, precision=precision)
 
     return lax.fori_loop(0, steps, add, jnp.zeros((launch.row_tile, size), jnp.float32))
@@ -128,6 +136,7 @@ def part_sum(parts_ref: Any, row: jax.Array, start: int, size: int) -> tuple[jax
     column = jnp.arange(padded_size(size), dtype=jnp.int32)
     inside = column < size
     sums = [
-        plt.load(parts_ref.at[part, row, start + column], mask=inside, other=0.0) for part in range(parts_ref.shape[0])
+        plt.load(parts_ref.at[part, row, start + column], mask=inside, other=0.0)
+        for part in range(parts_ref.shape[0])
     ]
     return column, inside, functools.reduce(jnp.add, sums)

@@ -1,4 +1,6 @@
-"""Benchmarks of the kernels: the formulas of the roofline, routings, checks that find faults, the command on a CPU."""
+"""Benchmarks of the kernels: the formulas of the roofline, routings, checks that find faults, the command on
+a CPU.
+"""
 
 import json
 from dataclasses import replace
@@ -87,12 +89,18 @@ def test_work_of_attention():
 
 
 def test_card_has_a_row_per_kernel_and_size():
-    asked = replace(settings(check=True, on_gpu=True, tokens="1,33", context="2048", heads="8,64"), timed=True)
+    asked = replace(
+        settings(check=True, on_gpu=True, tokens="1,33", context="2048", heads="8,64"), timed=True
+    )
     rows = kernels.card(asked, H200)
     assert [(row["kernel"], row["tokens"], row.get("heads")) for row in rows] == [
-        ("expert_layer", 1, None), ("expert_layer", 33, None), ("tree_attention", 1, 8), ("tree_attention", 33, 8),
-        ("tree_attention", 1, 64), ("tree_attention", 33, 64),
-    ]  # fmt: skip
+        ("expert_layer", 1, None),
+        ("expert_layer", 33, None),
+        ("tree_attention", 1, 8),
+        ("tree_attention", 33, 8),
+        ("tree_attention", 1, 64),
+        ("tree_attention", 33, 64),
+    ]
     assert rows[0]["experts"] == 8 and rows[0]["megabytes"] == pytest.approx(24.80, abs=0.01)
     assert all(row["floor_us"] > 0 for row in rows)
     assert "floor_us" not in kernels.card(asked, None)[0]
@@ -134,18 +142,28 @@ def test_routing_file_is_read_in_windows(tmp_path):
 def test_medians_over_calls_and_parts_by_place():
     """Three calls of four kernels; names mark two, what lies between is told by its place."""
     names = ["fusion", "expert_gate_up", "fusion", "expert_down_mosaic", "reduce"]
-    records = [(name, (1 + place) * (1 + call) / 1e3) for call in range(3) for place, name in enumerate(names)]
+    records = [
+        (name, (1 + place) * (1 + call) / 1e3) for call in range(3) for place, name in enumerate(names)
+    ]
     result = timing.summarise(records, 3)
     assert result.kernels == [(name, pytest.approx(2.0 * (1 + place))) for place, name in enumerate(names)]
     assert result.total_us == pytest.approx(30.0)
     parts = timing.parts(result, kernels_expert.LANDMARKS, kernels_expert.BETWEEN)
     assert parts == pytest.approx(
-        {"expert_work_list": 2, "expert_gate_up": 4, "expert_activation": 6, "expert_down": 8, "expert_sum": 10}
+        {
+            "expert_work_list": 2,
+            "expert_gate_up": 4,
+            "expert_activation": 6,
+            "expert_down": 8,
+            "expert_sum": 10,
+        }
     )
     attention = Timing([("pad", 1.0), ("split_kernel", 5.0), ("tree_attention_merge", 2.0)], 8.0)
     assert timing.parts(attention, kernels_attention.LANDMARKS, kernels_attention.BETWEEN) == {
-        "attention_prepare": 1.0, "attention_split": 5.0, "attention_merge": 2.0
-    }  # fmt: skip
+        "attention_prepare": 1.0,
+        "attention_split": 5.0,
+        "attention_merge": 2.0,
+    }
 
 
 # ---- Checks ----
@@ -158,10 +176,12 @@ def test_weights_of_the_reference_are_those_that_were_packed():
     shapes = {"gate": (64, 128), "up": (64, 128), "down": (128, 64)}
     words = {name: draw(2**32, 2, rows, columns // 8) for name, (rows, columns) in shapes.items()}
     bits = {
-        name: draw(2**15 - 256, 2, rows, columns // 32).astype(np.uint16) for name, (rows, columns) in shapes.items()
+        name: draw(2**15 - 256, 2, rows, columns // 32).astype(np.uint16)
+        for name, (rows, columns) in shapes.items()
     }
     packed = PackedExperts(
-        *pack_gate_up(words["gate"], bits["gate"], words["up"], bits["up"]), *pack_down(words["down"], bits["down"])
+        *pack_gate_up(words["gate"], bits["gate"], words["up"], bits["up"]),
+        *pack_down(words["down"], bits["down"]),
     )
     unpacked = unpack(PackedExperts(*map(jnp.asarray, packed)), jnp.array([1, 0]))
     for name, (codes, scales) in unpacked._asdict().items():
@@ -204,17 +224,32 @@ def test_check_finds_each_fault():
 
 
 def test_table_leaves_missing_values_out():
-    row = {"kernel": "expert_layer", "implementation": "triton", "tokens": 33, "time_us": 158.94, "error": None}
+    row = {
+        "kernel": "expert_layer",
+        "implementation": "triton",
+        "tokens": 33,
+        "time_us": 158.94,
+        "error": None,
+    }
     head, line = kernels_table.head(kernels_table.RESULTS), kernels_table.line(row, kernels_table.RESULTS)
     assert len(head.splitlines()) == 2 and {len(text) for text in head.splitlines()} == {len(line)}
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert len(kernels_table.summary([row, row | {"kernel": "expert_down"}]).splitlines()) == 3
-    assert cells[0] == "expert_layer" and "158.9" in cells and cells.count("") == len(kernels_table.RESULTS) - 4
+    assert (
+        cells[0] == "expert_layer" and "158.9" in cells and cells.count("") == len(kernels_table.RESULTS) - 4
+    )
 
 
 def test_peers_are_matched_by_size_and_the_fastest_counts():
-    row = {"kernel": "expert_layer", "implementation": "triton", "tokens": 33, "context": None, "heads": None,
-           "routing": "uniform", "time_us": 159.0}  # fmt: skip
+    row = {
+        "kernel": "expert_layer",
+        "implementation": "triton",
+        "tokens": 33,
+        "context": None,
+        "heads": None,
+        "routing": "uniform",
+        "time_us": 159.0,
+    }
     plain = row | {"kernel": "expert_plain", "implementation": PLAIN, "time_us": 1500.0}
     marlin = {"kernel": "expert_layer", "tokens": 33, "peer": "Marlin", "time_us": 229.0, "kernel_us": 226.0}
     others = [marlin | {"tokens": 9, "time_us": 1.0}, marlin | {"routing": "skewed", "time_us": 2.0}]
@@ -223,15 +258,26 @@ def test_peers_are_matched_by_size_and_the_fastest_counts():
     assert (second["peer"], second["peer_us"], second["peer_kernel_us"]) == ("Marlin", 229.0, 226.0)
     assert second["peers"] == {"Marlin": 229.0, PLAIN: 1500.0}
     attention = row | {"kernel": "tree_attention", "context": 2048, "heads": 8, "routing": None}
-    flash = {"kernel": "tree_attention", "tokens": 33, "context": 2048, "heads": 8, "peer": "FlashMLA", "time_us": 21}
+    flash = {
+        "kernel": "tree_attention",
+        "tokens": 33,
+        "context": 2048,
+        "heads": 8,
+        "peer": "FlashMLA",
+        "time_us": 21,
+    }
     ((found,),) = kernels_peers.add_peers([[attention]], [flash, flash | {"heads": 64, "time_us": 1}])
     assert found["peer_us"] == 21
 
 
 @pytest.fixture(scope="module")
 def timed_rows():
-    """Rows of a timed run at tiny sizes, with an invented time of every kernel and an attention size that fails."""
-    asked = settings(check=True, on_gpu=False, tokens="3", context="128", routing_names="uniform,skewed", seed=1)
+    """Rows of a timed run at tiny sizes, with an invented time of every kernel and an attention size that
+    fails.
+    """
+    asked = settings(
+        check=True, on_gpu=False, tokens="3", context="128", routing_names="uniform,skewed", seed=1
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels_expert, "PLAIN_FROM", 3)
         patch.setattr(kernels_expert, "implementations", lambda settings: ("triton",))
@@ -249,12 +295,20 @@ def test_rows_of_a_timed_run(timed_rows):
     for row in layers:
         assert row["error"] < 4e-3 and row["repeats_identical"] and row["chosen"] and row["time_us"] == 15.0
         assert row["peer"] == PLAIN and row["peer_us"] == 15.0
-        assert row["tb_s"] == pytest.approx(row["experts"] * 55_296 / 15e6, rel=0.1) and 0 < row["ceiling_share"] < 1
+        assert (
+            row["tb_s"] == pytest.approx(row["experts"] * 55_296 / 15e6, rel=0.1)
+            and 0 < row["ceiling_share"] < 1
+        )
     parts = [row["kernel"] for row in timed_rows if row["kernel"].startswith("expert_")]
     assert parts[:2] == ["expert_plain"] * 2
     assert parts[2:8] == [
-        "expert_layer", "expert_work_list", "expert_gate_up", "expert_activation", "expert_down", "expert_sum"
-    ]  # fmt: skip
+        "expert_layer",
+        "expert_work_list",
+        "expert_gate_up",
+        "expert_activation",
+        "expert_down",
+        "expert_sum",
+    ]
     plain = timed_rows[0]
     assert plain["implementation"] == PLAIN and plain["error"] < 8e-3 and "failure" not in plain
     json.dumps(timed_rows, allow_nan=False)
@@ -263,8 +317,15 @@ def test_rows_of_a_timed_run(timed_rows):
 def test_a_failing_configuration_is_a_row(timed_rows):
     attention = [row for row in timed_rows if row["kernel"] == "tree_attention"]
     assert [row["implementation"] for row in attention] == ["xla", "unheard of"]
-    assert "failure" not in attention[0] and attention[0]["error"] < 4e-3 and attention[0]["split_merge_us"] == 0.0
-    assert attention[1]["failure"].startswith("ValueError: implementation must be") and "time_us" not in attention[1]
+    assert (
+        "failure" not in attention[0]
+        and attention[0]["error"] < 4e-3
+        and attention[0]["split_merge_us"] == 0.0
+    )
+    assert (
+        attention[1]["failure"].startswith("ValueError: implementation must be")
+        and "time_us" not in attention[1]
+    )
 
 
 # ---- Command ----
@@ -286,7 +347,9 @@ def test_check_prints_a_table_and_one_object(command, tmp_path):
 def test_a_failed_check_ends_with_1(command, monkeypatch):
     monkeypatch.setattr(kernels_attention, "implementations", lambda settings: ("unheard of",))
     code, lines, errors = command("--check", "--tokens", "1", "--context", "128", "--kernels", "attention")
-    assert code == 1 and errors[0].startswith("error: 1 of 1 rows failed, first tree_attention unheard of at 1 tokens")
+    assert code == 1 and errors[0].startswith(
+        "error: 1 of 1 rows failed, first tree_attention unheard of at 1 tokens"
+    )
     assert "failure" in json.loads(lines[-1])["rows"][0]
 
 

@@ -18,13 +18,20 @@ def test_compare_counts_prompts_and_names_each_divergence(monkeypatch):
         {"id": "c", "divergences": [part("ddtree", 0.02)]},
     ]
     speed = {"tokens": 9, "rounds": 3, "acceptance_length": 2.0}
-    report = {"dtype": "bfloat16", "prompts": 3, "rows": rows, "speculation": dict.fromkeys(evaluation.METHODS, speed)}
+    report = {
+        "dtype": "bfloat16",
+        "prompts": 3,
+        "rows": rows,
+        "speculation": dict.fromkeys(evaluation.METHODS, speed),
+    }
     monkeypatch.setattr(evaluation.losslessness, "compare", lambda *_: report)
     found = list(evaluation.compare(None))
     assert [row["identical"] for row in found if row["table"] == "compare"] == [3, 2, 1]
     parted = [(row["id"], row["method"], row["margin"]) for row in found if row["table"] == "divergence"]
     assert parted == [("a", "dflash", 0.1), ("a", "ddtree", 0.1), ("c", "ddtree", 0.02)]
-    assert table_of(found, "divergence").count("\n") == 4 and "| bfloat16 | ddtree | 9 |" in table_of(found, "compare")
+    assert table_of(found, "divergence").count("\n") == 4 and "| bfloat16 | ddtree | 9 |" in table_of(
+        found, "compare"
+    )
 
 
 def test_scores_have_a_row_for_each_metric(monkeypatch):

@@ -1,4 +1,6 @@
-"""The sum over ranks by a Pallas kernel over NVLink, as far as a machine without GPUs can check it: its lowering."""
+"""The sum over ranks by a Pallas kernel over NVLink, as far as a machine without GPUs can check it: its
+lowering.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +19,18 @@ needs_mosaic = pytest.mark.skipif(not mosaic_supported(), reason="plgpu.kernel o
 @needs_mosaic
 @pytest.mark.parametrize("ranks, rows", [(2, 1), (8, 33)])
 def test_a_chain_lowers_to_one_kernel_that_knows_its_peers(ranks, rows):
-    """XLA is told which devices take part and to let them wait for one another first; no multicast is asked for."""
+    """XLA is told which devices take part and to let them wait for one another first; no multicast is asked
+    for.
+    """
     form = lambda x: mesh_one_shot.one_shot_sum(x, AXIS, ranks)
     chain = mesh_chains.chain(make_mesh(ranks), form, 3)
     traced = chain.trace(jax.ShapeDtypeStruct((rows, 7168), jnp.float32))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count(f"@{MOSAIC_TARGET}") == 1
-    assert f'xla_replica_ids = "{",".join(map(str, range(ranks)))}"' in text and "skip_device_barrier = false" in text
+    assert (
+        f'xla_replica_ids = "{",".join(map(str, range(ranks)))}"' in text
+        and "skip_device_barrier = false" in text
+    )
     assert "multimem" not in text and "symmetric_memory" not in text
 
 

@@ -21,15 +21,21 @@ def wheel(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for name in (*library.PARTS, "vllm/engine.py"):
             archive.writestr(name, "")
-        archive.writestr("vllm-0.23.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.23.0\n")
+        archive.writestr(
+            "vllm-0.23.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.23.0\n"
+        )
     return path
 
 
 def test_a_wheel_becomes_a_folder(wheel, tmp_path, monkeypatch):
-    """The parts alone, with empty packages; the folder is named by the option or by PEERS, and knows its version."""
+    """The parts alone, with empty packages; the folder is named by the option or by PEERS, and knows its
+    version.
+    """
     assert peers.main(["unpack", str(wheel), str(tmp_path / "parts")]) == 0
     folder = library.folder_of(tmp_path / "parts")
-    assert not (folder / "vllm" / "engine.py").exists() and (folder / "vllm" / "__init__.py").read_text() == ""
+    assert (
+        not (folder / "vllm" / "engine.py").exists() and (folder / "vllm" / "__init__.py").read_text() == ""
+    )
     assert library._version(folder) == "0.23.0"
     monkeypatch.setenv("PEERS", str(folder))
     assert library.folder_of(None) == folder
@@ -42,7 +48,10 @@ def test_a_machine_without_torch_is_told_what_to_install(wheel, tmp_path, monkey
     assert peers.main(["kernels", "--folder", str(tmp_path / "parts")]) == 1
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
-    assert captured.err.startswith("error: the peers need torch") and "pip install 'torch==2.11.*'" in captured.err
+    assert (
+        captured.err.startswith("error: the peers need torch")
+        and "pip install 'torch==2.11.*'" in captured.err
+    )
 
 
 @pytest.mark.parametrize(

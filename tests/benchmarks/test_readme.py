@@ -28,7 +28,9 @@ def test_the_first_code_block_is_two_commands():
 def test_commands_name_options_that_exist():
     """Every long option in README.md is one of the command line's."""
     files = [*(ROOT / "jddtree").rglob("*.py"), *(ROOT / "converters").rglob("*.py")]
-    source = "\n".join(file.read_text(encoding="utf-8") for file in files if PARSER.search(file.read_text("utf-8")))
+    source = "\n".join(
+        file.read_text(encoding="utf-8") for file in files if PARSER.search(file.read_text("utf-8"))
+    )
     for option in set(re.findall(r"--[a-z][a-z-]+", README)) - {"--help"}:
         name = option[2:].replace("-", "_")
         assert option in source or f"{name}:" in source, option
@@ -37,10 +39,17 @@ def test_commands_name_options_that_exist():
 @pytest.mark.parametrize("command", ["short --output a.json", "long " * 30])
 def test_a_caption_is_one_short_line(command):
     """A long command is left to the file; day, card and version are always said."""
-    record = {"command": command, "date": "2026-11-30T05:36:53+00:00", "card": "a card", "versions": {"torch": "2.11"}}
+    record = {
+        "command": command,
+        "date": "2026-11-30T05:36:53+00:00",
+        "card": "a card",
+        "versions": {"torch": "2.11"},
+    }
     line = caption(record, "docs/results/a.json")
     assert len(line) <= 110 and line.endswith(", 2026-11-30, a card, torch 2.11")
-    assert line.startswith("`short" if command.startswith("short") else "By the command in `docs/results/a.json`")
+    assert line.startswith(
+        "`short" if command.startswith("short") else "By the command in `docs/results/a.json`"
+    )
 
 
 def test_how_much_faster_than_the_peer_follows_from_the_results():

@@ -1,4 +1,6 @@
-"""Every results file says what was run, when, on what and from which commit, in a way that can be run again."""
+"""Every results file says what was run, when, on what and from which commit, in a way that can be run
+again.
+"""
 
 import argparse
 import json
@@ -19,7 +21,9 @@ from jddtree.cli.main import app
 FILES = sorted((ROOT / "docs" / "results").glob("*.json"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GOOD = {
-    "command": "python -m jddtree.benchmarks.step --tokens 33 --output a.json && python run.py bench mesh --mesh 2",
+    "command": (
+        "python -m jddtree.benchmarks.step --tokens 33 --output a.json && python run.py bench mesh --mesh 2"
+    ),
     "date": "2026-11-30T05:36:53+00:00",
     "commit": "7f9d70574303",
     "card": "NVIDIA H200",
@@ -160,8 +164,9 @@ def test_results_that_are_cited_are_here(page):
 
 
 def test_the_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
-    """Changes to what is measured are said; those of docs, permissions and untracked files are not, nor is another
-    repository around an installed package taken for this one."""
+    """Changes to what is measured are said; those of docs, permissions and untracked files are not, nor is
+    another repository around an installed package taken for this one.
+    """
     monkeypatch.delenv("JDDTREE_COMMIT", raising=False)
     root = tmp_path / "checkout"
     for name in ("code.py", "docs/a.json"):

@@ -1,4 +1,6 @@
-"""`bench step`: floors, forced experts, grouping of kernels, joining of rows, and every stage at a tiny size."""
+"""`bench step`: floors, forced experts, grouping of kernels, joining of rows, and every stage at a tiny
+size.
+"""
 
 import json
 
@@ -111,7 +113,9 @@ def test_routings_touch_as_many_experts_as_they_should():
 
 
 def test_the_trace_keeps_what_rows_share():
-    """A row's experts lie in the blocks that the micro router chose; rows of one token share them in a shared block."""
+    """A row's experts lie in the blocks that the micro router chose; rows of one token share them in a shared
+    block.
+    """
     trace = step_trace.load()
     chosen = step_trace.mapped(trace, 10, 65, 384, 8, seed=3)
     assert np.array_equal(chosen[7, :, ::2] // 24, trace.experts[3, 2]) and np.array_equal(
@@ -178,7 +182,9 @@ def test_kernels_of_every_stage_are_grouped(compiled, monkeypatch):
 
 
 def test_a_stage_that_fails_costs_its_row_alone(compiled, monkeypatch):
-    """An error becomes the row's failure; rows after it are measured, also when it took the caches with it."""
+    """An error becomes the row's failure; rows after it are measured, also when it took the caches with
+    it.
+    """
     real = compiled.call
 
     def broken(stage, *size):
@@ -198,10 +204,10 @@ HloModule jit_verify, is_scheduled=true
 %body (p: (f32[2])) -> f32[2] {
   %get-tuple-element.5 = bf16[60,1536,7168]{2,1,0} get-tuple-element(%p), index=3
   %get-tuple-element.6 = bf16[60,7168]{1,0} get-tuple-element(%p), index=4
-  %fusion.12 = bf16[40,7168]{1,0} fusion(%x, %get-tuple-element.6), kind=kLoop, calls=%c, metadata={op_name="a(%b)"}
+  %fusion.12 = bf16[40,7168]{1,0} fusion(%x, %get-tuple-element.6), kind=kLoop, calls=%c, metadata={op="(%b)"}
   %table = s32[60,40,8]{2,1,0} get-tuple-element(%p), index=5
   %loop_dynamic_slice_fusion = s32[40,8]{1,0} fusion(%table, %i), kind=kLoop, calls=%e
-  ROOT %gemm_fusion_dot.3 = bf16[40,1536]{1,0} fusion(%fusion.12, %get-tuple-element.5), kind=kCustom, calls=%d
+  ROOT %gemm_fusion_dot.3 = bf16[40,1536]{1,0} fusion(%fusion.12, %get-tuple-element.5), calls=%d
 }
 """
 
@@ -221,19 +227,29 @@ def test_kernels_belong_to_the_parameter_that_they_read():
         ("nvjet_x", 3.0),
     ]
     assert step_components.components(kernels, HLO, shapes) == {
-        "experts down": 7.0, "q_a + kv_a": 5.0, "matmul library": 3.0, "norms": 2.0, "other": 1.0,
-        "forced routing": 0.5, "copy": 0.25,
-    }  # fmt: skip
+        "experts down": 7.0,
+        "q_a + kv_a": 5.0,
+        "matmul library": 3.0,
+        "norms": 2.0,
+        "other": 1.0,
+        "forced routing": 0.5,
+        "copy": 0.25,
+    }
     largest = step_components.largest([*kernels, ("fusion_12", 4.0)], 2)
     assert largest[1] == {"kernel": "fusion_12", "launches": 2, "us": 6.0}
 
 
 def test_rows_of_both_clocks_are_joined():
-    """Kernels complete the row of the wall clock; a round's host share follows; a peer of the same size is shown."""
+    """Kernels complete the row of the wall clock; a round's host share follows; a peer of the same size is
+    shown.
+    """
     rows = {}
     size = {"stage": "round", "tokens": 33, "context": 4096, "routing": "uniform"}
     step.join(rows, size | {"time_ms": 10.0, "busy_ms": 9.9, "host_percent": 1.0, "rounds": 8})
-    peers = [size | {"peer": "other", "time_ms": 26.5}, size | {"routing": "zipf", "peer": "other", "time_ms": 1.0}]
+    peers = [
+        size | {"peer": "other", "time_ms": 26.5},
+        size | {"routing": "zipf", "peer": "other", "time_ms": 1.0},
+    ]
     joined = step.join(rows, size | {"kernel_ms": 78.408}, peers)
     assert joined["idle_percent"] == pytest.approx(1.0) and joined["peer_ms"] == 26.5
     assert len(rows) == 1 and "10" in step.line_of(joined)
@@ -242,7 +258,9 @@ def test_rows_of_both_clocks_are_joined():
 
 
 def test_a_summary_sets_the_rest_of_a_round_beside_its_verify_pass():
-    """By the wall clock, and by kernels where all four stages have them; some stages are measured at one context."""
+    """By the wall clock, and by kernels where all four stages have them; some stages are measured at one
+    context.
+    """
     size = {"tokens": 33, "context": 32768, "routing": "zipf"}
     rows = [size | {"stage": "round", "time_ms": 10.0}, size | {"stage": "verify", "time_ms": 9.0}]
     rows += [size | {"stage": "verify", "routing": "uniform", "time_ms": 9.9}]
@@ -256,7 +274,9 @@ def test_a_summary_sets_the_rest_of_a_round_beside_its_verify_pass():
 
 
 def test_copies_of_weights_are_found():
-    """A loop that slices a layer for two uses copies it; one that takes a row of it does not. XLA's own text."""
+    """A loop that slices a layer for two uses copies it; one that takes a row of it does not. XLA's own
+    text.
+    """
     weights, x = jnp.ones((5, 96, 160)), jnp.ones((7, 160))
 
     def twice(x, weights):
@@ -272,18 +292,32 @@ def test_copies_of_weights_are_found():
 
 
 def test_the_command_measures_in_a_process_of_its_own(tmp_path, capsys):
-    """Rows on stdout, one JSON object as the last line, and the same in the file; no profile without a GPU."""
+    """Rows on stdout, one JSON object as the last line, and the same in the file; no profile without a
+    GPU.
+    """
     output = tmp_path / "step.json"
-    options = ["--preset=tiny", "--tokens=9", "--context=64", "--stages=walk", "--threads=2", f"--output={output}"]
+    options = [
+        "--preset=tiny",
+        "--tokens=9",
+        "--context=64",
+        "--stages=walk",
+        "--threads=2",
+        f"--output={output}",
+    ]
     assert step.main(options) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record == json.loads(output.read_text()) and record["rows"][0]["stage"] == "walk"
     assert set(record) == {"command", "date", "commit", "card", "versions", "platform", "rows"}
 
 
-@pytest.mark.parametrize("options, message", [
-    (["--preset=k3"], "--preset is 'k3'"), (["--stages=verify,walks"], "--stages is"), (["--tokens=0"], "--tokens is"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--preset=k3"], "--preset is 'k3'"),
+        (["--stages=verify,walks"], "--stages is"),
+        (["--tokens=0"], "--tokens is"),
+    ],
+)
 def test_wrong_options_end_with_one_line(options, message, capfd):
     """The measuring process says what is wrong, and the command ends with 1."""
     assert step.main(options) == 1
@@ -292,18 +326,55 @@ def test_wrong_options_end_with_one_line(options, message, capfd):
 
 def test_matmuls_of_a_stack_belong_to_what_ran_before_them():
     """One kernel multiplies by every weight of a layer; its place in the layer says by which."""
-    attention = ["latent_projection", "stack_matmul", "absorbed_queries", "attention_split", "attention_merge"]
-    block = ["stack_matmul", "expert_choice", "stack_matmul", "expert_work_list", "expert_gate_up", "expert_down"]
-    layer = ["residual_norm", "stack_matmul", *attention, "head_values", "stack_matmul", "residual_norm", *block]
+    attention = [
+        "latent_projection",
+        "stack_matmul",
+        "absorbed_queries",
+        "attention_split",
+        "attention_merge",
+    ]
+    block = [
+        "stack_matmul",
+        "expert_choice",
+        "stack_matmul",
+        "expert_work_list",
+        "expert_gate_up",
+        "expert_down",
+    ]
+    layer = [
+        "residual_norm",
+        "stack_matmul",
+        *attention,
+        "head_values",
+        "stack_matmul",
+        "residual_norm",
+        *block,
+    ]
     found = step_components.components([(name, 1.0) for name in layer * 2], "", {})
     assert found == {
-        "norms": 6.0, "q_a + kv_a": 2.0, "q_b": 2.0, "absorb": 2.0, "attention split": 2.0, "attention merge": 2.0,
-        "v_up": 2.0, "o": 2.0, "router + shared": 2.0, "router": 2.0, "shared": 2.0, "work list": 2.0,
-        "experts gate_up": 2.0, "experts down": 2.0,
-    }  # fmt: skip
+        "norms": 6.0,
+        "q_a + kv_a": 2.0,
+        "q_b": 2.0,
+        "absorb": 2.0,
+        "attention split": 2.0,
+        "attention merge": 2.0,
+        "v_up": 2.0,
+        "o": 2.0,
+        "router + shared": 2.0,
+        "router": 2.0,
+        "shared": 2.0,
+        "work list": 2.0,
+        "experts gate_up": 2.0,
+        "experts down": 2.0,
+    }
 
 
 def test_products_of_a_drafter_are_not_told_apart():
-    kernels = [("stack_matmul__2", 3.0), ("draft_heads", 1.0), ("draft_attention_split", 2.0), ("stack_matmul", 4.0)]
+    kernels = [
+        ("stack_matmul__2", 3.0),
+        ("draft_heads", 1.0),
+        ("draft_attention_split", 2.0),
+        ("stack_matmul", 4.0),
+    ]
     found = step_components.components(kernels, "", {}, drafts=True)
     assert found == {"draft products": 7.0, "attention split": 2.0, "draft heads": 1.0}

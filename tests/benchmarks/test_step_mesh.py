@@ -1,4 +1,6 @@
-"""`bench step --mesh`: all ranks on eight CPU devices compute what one device does; what is said of a mesh's rows."""
+"""`bench step --mesh`: all ranks on eight CPU devices compute what one device does; what is said of a mesh's
+rows.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,14 @@ from jddtree.benchmarks.step.rank.settings import settings
 from jddtree.errors import UserError
 
 RANKS = 8
-SIZES = {"preset": "tiny", "tokens": "9", "context": "64", "dtype": "float32", "stages": "verify", "threads": 2}
+SIZES = {
+    "preset": "tiny",
+    "tokens": "9",
+    "context": "64",
+    "dtype": "float32",
+    "stages": "verify",
+    "threads": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +43,9 @@ def test_a_mesh_computes_what_one_device_does(bench, monkeypatch):
     """The same weights, caches, tree and experts of rows, gathered on one device."""
     found = jax.device_get(bench.call("verify", 9, 64, "uniform")())
     weights = jax.tree.map(np.asarray, bench.weights)
-    experts = {name: array.reshape(-1, *array.shape[-3:]) for name, array in weights["target"]["experts"].items()}
+    experts = {
+        name: array.reshape(-1, *array.shape[-3:]) for name, array in weights["target"]["experts"].items()
+    }
     weights["target"] = weights["target"] | {"experts": experts}
     monkeypatch.setattr(step_bench, "random_weights", lambda *_: jax.device_put(weights))
     alone = Bench(settings(**SIZES, world=1))
@@ -48,7 +59,9 @@ def test_a_mesh_computes_what_one_device_does(bench, monkeypatch):
 
 
 def test_every_device_holds_its_slices_and_nothing_more(bench):
-    """Slices differ from rank to rank; what is on every rank is the same there, the experts of rows included."""
+    """Slices differ from rank to rank; what is on every rank is the same there, the experts of rows
+    included.
+    """
     weights = bench.rank_weights(9, "uniform")
     for array in jax.tree.leaves(weights) + jax.tree.leaves(bench.caches):
         shards = [np.asarray(shard.data) for shard in array.addressable_shards]
@@ -94,15 +107,24 @@ def events(kernels, device="/device:GPU:0"):
 def test_kernels_that_only_the_mesh_has_are_what_splitting_costs():
     """Names without the compiler's numbers; times of the first device, and the least of all."""
     layer = [("residual_norm", 2.0), ("stack_matmul", 5.0), ("expert_down", 10.0)]
-    split = [("residual_norm", 2.0), ("stack_matmul", 5.0), ("psum_12", 3.0), ("expert_down", 10.0), ("psum_13", 5.0)]
+    split = [
+        ("residual_norm", 2.0),
+        ("stack_matmul", 5.0),
+        ("psum_12", 3.0),
+        ("expert_down", 10.0),
+        ("psum_13", 5.0),
+    ]
     other = [("psum_12", 3.0), ("psum_13", 1.0)]
     row = step_mesh.compared(events(layer), events(split) + events(other, "/device:GPU:1"), "", {})
     assert row["kernel_ms"] == pytest.approx(0.025) and row["launches"] == 5
     assert row["mesh_only_ms"] == pytest.approx(0.008) and row["mesh_only_percent"] == pytest.approx(32)
-    assert row["mesh_only_least_ms"] == pytest.approx(0.004) and row["alone_kernel_ms"] == pytest.approx(0.017)
+    assert row["mesh_only_least_ms"] == pytest.approx(0.004) and row["alone_kernel_ms"] == pytest.approx(
+        0.017
+    )
     assert row["mesh_only"] == [
-        {"kernel": "psum_13", "launches": 1, "us": 5.0}, {"kernel": "psum_12", "launches": 1, "us": 3.0}
-    ]  # fmt: skip
+        {"kernel": "psum_13", "launches": 1, "us": 5.0},
+        {"kernel": "psum_12", "launches": 1, "us": 3.0},
+    ]
     assert row["kernels"] == pytest.approx(
         {"only on the mesh": 8.0, "experts down": 10.0, "q_a + kv_a": 5.0, "norms": 2.0}
     )
@@ -111,9 +133,15 @@ def test_kernels_that_only_the_mesh_has_are_what_splitting_costs():
 
 def test_rows_of_a_mesh_are_set_beside_a_rank_and_the_other_layout():
     size = {"stage": "verify", "tokens": 9, "context": 4096, "routing": "uniform"}
-    rows = [size | {"mesh": 8, "expert_layout": layout, "time_ms": time} for layout, time in
-            (("tensor", 10.0), ("expert", 12.0))]  # fmt: skip
-    others = [size | {"routing": "zipf", "time_ms": 1.0}, size | {"stage": "roofline"}, size | {"time_ms": 8.0}]
+    rows = [
+        size | {"mesh": 8, "expert_layout": layout, "time_ms": time}
+        for layout, time in (("tensor", 10.0), ("expert", 12.0))
+    ]
+    others = [
+        size | {"routing": "zipf", "time_ms": 1.0},
+        size | {"stage": "roofline"},
+        size | {"time_ms": 8.0},
+    ]
     first, second = step_summary.beside(rows, others)
     assert (first["rank_ms"], first["sums_ms"], first["sums_percent"]) == (8.0, 2.0, 20.0)
     assert (second["expert_layout"], second["tensor_ms"]) == ("expert", 10.0)
@@ -144,10 +172,15 @@ def test_layouts_are_measured_one_after_the_other(monkeypatch, capsys, tmp_path)
     assert "--rank missing.json" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"mesh": 4}, "--mesh is 4 and --world 8"), ({"expert_layout": "expert"}, "give --mesh"),
-    ({"expert_layout": "rows", "mesh": 8}, "--expert-layout is 'rows'"), ({"experts": 12}, "multiple of the 8 ranks"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"mesh": 4}, "--mesh is 4 and --world 8"),
+        ({"expert_layout": "expert"}, "give --mesh"),
+        ({"expert_layout": "rows", "mesh": 8}, "--expert-layout is 'rows'"),
+        ({"experts": 12}, "multiple of the 8 ranks"),
+    ],
+)
 def test_meshes_that_cannot_be_measured(options, message):
     with pytest.raises(UserError, match=message):
         settings(**options)

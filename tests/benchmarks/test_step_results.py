@@ -1,4 +1,6 @@
-"""What is made of measured rows: parts of a pass, its picture, eight cards, tables; decoding with a scripted engine."""
+"""What is made of measured rows: parts of a pass, its picture, eight cards, tables; decoding with a scripted
+engine.
+"""
 
 import json
 from types import SimpleNamespace
@@ -25,12 +27,25 @@ def measured(tokens, context, touched, time_ms):
     parts = step_floor.stage_bytes(models, 8, BFLOAT16, touched, context)["verify"]
     size = {"tokens": tokens, "context": context, "routing": "uniform"}
     floor = step_floor.floor_ms(parts)
-    kernels = {"experts gate_up": 1e3 * (time_ms - 1.5), "router + shared": 600.0, "attention split": 300.0, "x": 100.0}
+    kernels = {
+        "experts gate_up": 1e3 * (time_ms - 1.5),
+        "router + shared": 600.0,
+        "attention split": 300.0,
+        "x": 100.0,
+    }
     return [
-        size | {"stage": "roofline", "floor_of": "verify", "floor_ms": floor}
+        size
+        | {"stage": "roofline", "floor_of": "verify", "floor_ms": floor}
         | {"megabytes": {name: number / 1e6 for name, number in parts.items()}},
-        size | {"stage": "verify", "time_ms": time_ms, "floor_ms": floor, "ratio": time_ms / floor, "kernels": kernels},
-    ]  # fmt: skip
+        size
+        | {
+            "stage": "verify",
+            "time_ms": time_ms,
+            "floor_ms": floor,
+            "ratio": time_ms / floor,
+            "kernels": kernels,
+        },
+    ]
 
 
 def test_the_parts_of_a_pass_add_up():
@@ -39,10 +54,14 @@ def test_the_parts_of_a_pass_add_up():
     found = {row["part"]: row for row in waterfall.parts(rows, 33, 4096)}
     assert sum(row["ms"] for row in found.values()) == pytest.approx(14.0)
     assert sum(row["percent"] for row in found.values()) == pytest.approx(100)
-    assert found["between kernels"]["ms"] == pytest.approx(0.5) and found["between kernels"]["floor_ms"] is None
+    assert (
+        found["between kernels"]["ms"] == pytest.approx(0.5) and found["between kernels"]["floor_ms"] is None
+    )
     assert found["other"]["ms"] == pytest.approx(0.1) and found["router and shared expert"]["ms"] == 0.6
     size = rows[0]["megabytes"]
-    assert found["other"]["floor_ms"] == pytest.approx((size["dense"] + size["head"]) * 1e9 / step_floor.PEER_RATE)
+    assert found["other"]["floor_ms"] == pytest.approx(
+        (size["dense"] + size["head"]) * 1e9 / step_floor.PEER_RATE
+    )
     latents = size["latents"] * 1e9 / step_floor.PEER_RATE
     floors = sum(row["floor_ms"] or 0 for row in found.values())
     assert floors - latents == pytest.approx(rows[1]["floor_ms"])
@@ -67,11 +86,14 @@ def test_eight_cards_cost_a_rank_and_its_sums():
     """On the same card the pass and 123 sums, interpolated by rows; on a slower one the floor grows."""
     rows = [*measured(1, 4096, 8, 3.6), *measured(17, 4096, 115, 9.0), *measured(33, 32768, 193, 15.0)]
     mesh = [
-        {"part": "sum", "form": "psum_f32", "rows": rows, "less_glue_us": us} for rows, us in ((1, 20.0), (33, 30.0))
+        {"part": "sum", "form": "psum_f32", "rows": rows, "less_glue_us": us}
+        for rows, us in ((1, 20.0), (33, 30.0))
     ]
     same, slower = (extrapolation.rows(rows, mesh, card) for card in extrapolation.CARDS)
     assert [row["tokens"] for row in same] == [1, 17]
-    assert same[0]["sums_ms"] == pytest.approx(123 * 0.020) and same[1]["sums_ms"] == pytest.approx(123 * 0.025)
+    assert same[0]["sums_ms"] == pytest.approx(123 * 0.020) and same[1]["sums_ms"] == pytest.approx(
+        123 * 0.025
+    )
     assert same[1]["least_ms"] == same[1]["most_ms"] == pytest.approx(9.0 + 123 * 0.025)
     assert slower[1]["floor_ms"] == pytest.approx(same[1]["floor_ms"] * 4.3 / 1.79)
     assert same[1]["most_ms"] < slower[1]["least_ms"] < slower[1]["most_ms"]
@@ -87,13 +109,25 @@ def test_tables_of_the_results():
 
 
 def test_a_pass_beside_the_composed_one():
-    """Three sizes joined by number of rows, and how many times as fast; a size that was not measured is an error."""
-    rows = [row for tokens, touched in ((33, 193), (1, 8), (9, 66)) for row in measured(tokens, 4096, touched, 10.0)]
+    """Three sizes joined by number of rows, and how many times as fast; a size that was not measured is an
+    error.
+    """
+    rows = [
+        row
+        for tokens, touched in ((33, 193), (1, 8), (9, 66))
+        for row in measured(tokens, 4096, touched, 10.0)
+    ]
     size = {"stage": "verify", "context": 4096, "routing": "uniform"}
-    peers = [size | {"tokens": tokens, "time_ms": time} for tokens, time in ((1, 25.0), (9, 20.0), (33, 30.0))]
+    peers = [
+        size | {"tokens": tokens, "time_ms": time} for tokens, time in ((1, 25.0), (9, 20.0), (33, 30.0))
+    ]
     _, _, *lines, empty, said = step_table.beside_peer(rows, peers).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells == [["1", "10.00", "25.00", "2.50"], ["9", "10.00", "20.00", "2.00"], ["33", "10.00", "30.00", "3.00"]]
+    assert cells == [
+        ["1", "10.00", "25.00", "2.50"],
+        ["9", "10.00", "20.00", "2.00"],
+        ["33", "10.00", "30.00", "3.00"],
+    ]
     assert not empty and "2.0 to 3.0 times as fast" in said
     with pytest.raises(UserError, match="no verify of 9 tokens"):
         step_table.beside_peer(rows, [peers[0], peers[2]])
@@ -127,7 +161,9 @@ class ScriptedEngine:
             tokens.append([state, state + 1, state + 2][: 14 - state])
             state += 3
         many, finish = len(tokens), None if state < 14 else "length"
-        return state, SimpleNamespace(tokens=[tokens], nodes=[[8] * many], plans=[[(2.5, 0.0)] * many], finish=[finish])
+        return state, SimpleNamespace(
+            tokens=[tokens], nodes=[[8] * many], plans=[[(2.5, 0.0)] * many], finish=[finish]
+        )
 
 
 def test_decoding_counts_tokens_rounds_and_gaps():
@@ -142,7 +178,9 @@ def test_decoding_counts_tokens_rounds_and_gaps():
 
 
 def test_tokens_of_a_mesh_are_compared_with_those_of_one_device():
-    """The first token that differs, by prompt and place; texts of other lengths differ where the shorter one ends."""
+    """The first token that differs, by prompt and place; texts of other lengths differ where the shorter one
+    ends.
+    """
     mesh = SimpleNamespace(mesh=SimpleNamespace(size=8))
     same = decode._compared(mesh, [[1, 2], [3]], [[1, 2], [3]])
     assert same == {"mesh": 8, "same_as_one_device": True, "first_difference": None}

@@ -1,4 +1,6 @@
-"""The benchmark of the golden traces: what counts as the same, and the rule for bfloat16, without the model."""
+"""The benchmark of the golden traces: what counts as the same, and the rule for bfloat16, without the
+model.
+"""
 
 import json
 
@@ -10,7 +12,10 @@ from jddtree.benchmarks import traces
 from jddtree.errors import UserError
 from jddtree.evaluation.likelihood import TokenScores
 
-CASE = {"tokens": [5, 6, 7, 8], "decoders": {"ar": {"rounds": 3}, "ddtree_8": {"rounds": 2, "lengths": [2, 2]}}}
+CASE = {
+    "tokens": [5, 6, 7, 8],
+    "decoders": {"ar": {"rounds": 3}, "ddtree_8": {"rounds": 2, "lengths": [2, 2]}},
+}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +71,8 @@ def test_a_float32_text_that_differs_is_a_failure() -> None:
 def test_a_folder_without_traces_is_one_line(tmp_path, capsys) -> None:
     assert traces.main(["--golden", str(tmp_path)]) == 1
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"error: --golden {tmp_path} has no traces") and captured.err.count("\n") == 1
+    assert (
+        captured.err.startswith(f"error: --golden {tmp_path} has no traces") and captured.err.count("\n") == 1
+    )
     with pytest.raises(UserError):
         traces.read_golden(tmp_path / "nowhere")

@@ -1,4 +1,6 @@
-"""Options that have no effect, sizes that make no sense and files that cannot be used, all before JAX is needed."""
+"""Options that have no effect, sizes that make no sense and files that cannot be used, all before JAX is
+needed.
+"""
 
 import json
 from pathlib import Path
@@ -75,7 +77,10 @@ def nothing_loads(monkeypatch):
         ("generate -p x --max-context 99999999999", ["--max-context is 99999999999", "no target"]),
         ("generate -p x --prefill-chunk 0", ["--prefill-chunk is 0"]),
         ("generate -p x --prefill-chunk 9999999", ["--prefill-chunk is 9999999", "1 to 8192"]),
-        ("generate -p x --rounds-per-dispatch 1000000", ["--rounds-per-dispatch is 1000000", "no text is seen"]),
+        (
+            "generate -p x --rounds-per-dispatch 1000000",
+            ["--rounds-per-dispatch is 1000000", "no text is seen"],
+        ),
         ("generate -p x --mesh 0", ["--mesh is 0"]),
         ("generate -p x --mesh -1", ["--mesh is -1"]),
         ("generate -p x --process-id -1", ["--process-id is -1"]),
@@ -111,11 +116,14 @@ CALLS = {
     "--prompt-file": ["generate"],
     "--prompt-ids": ["generate"],
     "--messages": ["generate"],
-    "--prompts": ["calibrate --output new", *(f"bench {name}" for name in ("generate", "coupling", "auto")),
-                  "bench speculation"],
+    "--prompts": [
+        "calibrate --output new",
+        *(f"bench {name}" for name in ("generate", "coupling", "auto")),
+        "bench speculation",
+    ],
     "--golden": ["eval"],
     "--perplexity": ["eval"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.usefixtures("nothing_loads")
@@ -128,20 +136,32 @@ def test_files_are_read_before_anything_loads(capsys, tmp_path, monkeypatch, fla
     for call in CALLS[flag]:
         for file in files:
             code, line = error_of(capsys, *call.split(), flag, file)
-            assert code == 1 and line.startswith("error: ") and (file in line or flag == "--messages"), (call, line)
+            assert code == 1 and line.startswith("error: ") and (file in line or flag == "--messages"), (
+                call,
+                line,
+            )
 
 
 @pytest.mark.usefixtures("nothing_loads")
 @pytest.mark.parametrize(
     "arguments",
     [
-        "calibrate --output file/x", "bench generate --output file/x", "bench coupling --output file/x",
-        "bench auto --output file/x", "bench speculation --output file/x", "bench step --output file/x",
-        "bench decode --output file/x", "bench mesh --output file/x",
-        "bench step --dump file/x", "eval --tasks gsm8k --output file/x", "eval --tasks gsm8k --plot file/x",
-        "calibrate --output new --plot file/x", "bench auto --plot file/x", "bench speculation --plot file/x",
+        "calibrate --output file/x",
+        "bench generate --output file/x",
+        "bench coupling --output file/x",
+        "bench auto --output file/x",
+        "bench speculation --output file/x",
+        "bench step --output file/x",
+        "bench decode --output file/x",
+        "bench mesh --output file/x",
+        "bench step --dump file/x",
+        "eval --tasks gsm8k --output file/x",
+        "eval --tasks gsm8k --plot file/x",
+        "calibrate --output new --plot file/x",
+        "bench auto --plot file/x",
+        "bench speculation --plot file/x",
     ],
-)  # fmt: skip
+)
 def test_where_to_write_is_tried_before_anything_loads(capsys, tmp_path, monkeypatch, arguments) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("kept")

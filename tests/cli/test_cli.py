@@ -40,13 +40,17 @@ def error_of(capsys, *arguments):
     """Exit code and last line of stderr of a command run in this process."""
     code = guarded(lambda: app(list(map(str, arguments)), standalone_mode=False))
     lines = [
-        line for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if not line.startswith("Loading")
+        line
+        for line in capsys.readouterr().err.replace("\r", "\n").splitlines()
+        if not line.startswith("Loading")
     ]
     return code, lines[-1] if lines else ""
 
 
 def processor_seconds(code: str) -> tuple[float, str]:
-    """The least time on a processor that a fresh interpreter takes for some code, of three, and what it prints."""
+    """The least time on a processor that a fresh interpreter takes for some code, of three, and what it
+    prints.
+    """
     seconds = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -58,7 +62,9 @@ def processor_seconds(code: str) -> tuple[float, str]:
 
 def test_help_is_fast_and_does_not_import_jax():
     """--help takes at most twice what a command of one option takes, on a machine of any speed and load."""
-    least, _ = processor_seconds("import typer; app = typer.Typer(); app.command()(lambda x=1: 0); app(['--help'])")
+    least, _ = processor_seconds(
+        "import typer; app = typer.Typer(); app.command()(lambda x=1: 0); app(['--help'])"
+    )
     seconds, text = processor_seconds(
         "import sys; from jddtree.cli.main import app, guarded\n"
         "guarded(lambda: app(['generate', '--help'], standalone_mode=False)); print('jax' in sys.modules)"
@@ -112,12 +118,22 @@ def test_prompt_from_standard_input(command):
 
 
 def test_an_answer_beyond_ascii_without_stderr(command, environment, tmp_path):
-    """Under PYTHONIOENCODING=ascii what ASCII lacks is escaped; a closed stderr is no reason to hang, nor a BOM to be
-    read as text.
+    """Under PYTHONIOENCODING=ascii what ASCII lacks is escaped; a closed stderr is no reason to hang, nor a
+    BOM to be read as text.
     """
     prompt = tmp_path / "prompt"
     prompt.write_bytes(b"\xef\xbb\xbfdef is_empty(self):")
-    options = ["generate", "--prompt-file", str(prompt), "--temperature", "6", "--seed", "1", "--max-tokens", "24"]
+    options = [
+        "generate",
+        "--prompt-file",
+        str(prompt),
+        "--temperature",
+        "6",
+        "--seed",
+        "1",
+        "--max-tokens",
+        "24",
+    ]
     heard = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     call = [sys.executable, "-c", heard, str(ROOT / "run.py"), *options, "--method", "ar"]
     plain = environment | {"PYTHONIOENCODING": "ascii"}
@@ -133,7 +149,10 @@ def test_an_answer_beyond_ascii_without_stderr(command, environment, tmp_path):
 def test_interrupt_prints_statistics_and_exits_with_130(environment):
     """What was written stays; Ctrl-C ends with 130 and the three lines."""
     # Tests may run where SIGINT is ignored, as under nohup, and what they start inherits that.
-    heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    heard = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], "
+        "sys.argv[1:])"
+    )
     options = ["generate", "--max-tokens", "8000", "--ignore-eos", "--budget", "8"]
     call = [sys.executable, "-c", heard, sys.executable, str(ROOT / "run.py"), *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -168,7 +187,10 @@ def test_closed_pipe_is_silent(environment):
     "arguments, words",
     [
         (["--target", "nowhere"], ["nowhere/config.json", "does not exist"]),
-        (["-p", "x", "--budget", 40, "--capacity", 40], ["budget is 40", "capacity of 40 rows", "raise --capacity"]),
+        (
+            ["-p", "x", "--budget", 40, "--capacity", 40],
+            ["budget is 40", "capacity of 40 rows", "raise --capacity"],
+        ),
         (["-p", "x", "--capacity", 4], ["capacity is 4", "block size 8", "raise --capacity"]),
         (["-p", "x", "--max-context", 8], ["the prompt is", "context holds 8", "raise --max-context"]),
         (["-p", "x", "--max-context", 10_000_000], ["10000000", "8192"]),
@@ -185,7 +207,7 @@ def test_closed_pipe_is_silent(environment):
         (["--target", micro_drafter(), "-p", "x"], ["DFlashDraftModel", "not known"]),
         (["--draft", micro_target(), "-p", "x"], ["KimiK25ForConditionalGeneration", "DFlash v1"]),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line(capsys, arguments, words):
     """Each names the thing, the values and what to do, and exits with 1."""
     code, line = error_of(capsys, "generate", *arguments)
@@ -201,7 +223,11 @@ def test_bad_input_is_one_line(capsys, arguments, words):
         ("--prompt-ids", "[]", ["prompt is empty"]),
         ("--prompt-ids", "[1, 1280]", ["token id 1280", "0 to 1279"]),
         ("--messages", "{}", ["messages"]),
-        ("--messages", '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]', ["image"]),
+        (
+            "--messages",
+            '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]',
+            ["image"],
+        ),
     ],
 )
 def test_bad_files_are_one_line(capsys, tmp_path, flag, content, words):
@@ -228,7 +254,17 @@ def test_a_store_writes_the_same_text(command, tmp_path):
     store = tmp_path / "store"
     made = command("convert", "-q", "--target", micro_target(), "--draft", micro_drafter(), "--out", store)
     assert made.returncode == 0, made.stderr
-    arguments = ("generate", "-q", "--budget", 8, "--no-thinking", "-p", "def is_empty(self):", "--target", store)
+    arguments = (
+        "generate",
+        "-q",
+        "--budget",
+        8,
+        "--no-thinking",
+        "-p",
+        "def is_empty(self):",
+        "--target",
+        store,
+    )
     assert command(*arguments, "--check").stdout == "def is_empty(self):\n    return not self.is_empty()\n"
     damaged = store / "target" / "norm.bin"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x07")

@@ -93,7 +93,9 @@ def test_published_memory(published_answer: dict[str, Any]) -> None:
 def test_published_index_is_compared_without_a_shard(published: Path, tmp_path: Path) -> None:
     folder = small_files(published, tmp_path)
     names = [f"language_model.{name}" for name in expected_tensors(target_config(folder))]
-    names += [f"vision_tower.{number}" for number in range(329)] + [f"mm_projector.{number}" for number in range(6)]
+    names += [f"vision_tower.{number}" for number in range(329)] + [
+        f"mm_projector.{number}" for number in range(6)
+    ]
     write_index(folder, dict.fromkeys(names, "model-00001-of-000064.safetensors"), total_size=595_148_192_736)
     answer = inspect(folder)
     tensors = answer["tensors"]
@@ -132,14 +134,21 @@ def test_micro_drafter_agrees_with_what_is_loaded() -> None:
 
 def test_kimi_drafter_size(tmp_path: Path) -> None:
     values = read_json(micro_drafter() / "config.json")
-    values |= {"hidden_size": 7168, "num_hidden_layers": 6, "intermediate_size": 18432, "num_attention_heads": 64}
+    values |= {
+        "hidden_size": 7168,
+        "num_hidden_layers": 6,
+        "intermediate_size": 18432,
+        "num_attention_heads": 64,
+    }
     values |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 163840, "num_target_layers": 61}
     values |= {"layer_types": None}
     values["dflash_config"] = {"mask_token_id": 163838, "target_layer_ids": [1, 12, 24, 35, 47, 58]}
     (tmp_path / "config.json").write_text(json.dumps(values))
     answer = inspect(tmp_path)
     norms = 6 * (2 * 7168 + 2 * 128) + 2 * 7168
-    assert answer["parameters"]["total"] == 3_479_175_168 + norms  # facts/dflash_ddtree.md, 1.3, counts matrices only
+    assert (
+        answer["parameters"]["total"] == 3_479_175_168 + norms
+    )  # facts/dflash_ddtree.md, 1.3, counts matrices only
     assert answer["tensors"] == {"expected": 69, "found": None, "index_bytes": None}
     assert answer["memory"]["cache_bytes_per_token"] == 24 * 1024
     assert answer["bytes"]["taps"] == 7168 * 43008 * 2
@@ -171,7 +180,12 @@ def test_unknown_vision_layout_is_not_guessed(tmp_path: Path) -> None:
     del values["vision_config"]["vt_hidden_size"]
     (tmp_path / "config.json").write_text(json.dumps(values))
     answer = inspect(tmp_path)
-    assert answer["bytes"]["vision"] is answer["parameters"]["vision"] is answer["tensors"]["expected_vision"] is None
+    assert (
+        answer["bytes"]["vision"]
+        is answer["parameters"]["vision"]
+        is answer["tensors"]["expected_vision"]
+        is None
+    )
     assert "vision                   unknown" in render(answer)
 
 

@@ -1,4 +1,6 @@
-"""Standard streams that are closed, full or not UTF-8: one line or the whole answer, never a traceback or a hang."""
+"""Standard streams that are closed, full or not UTF-8: one line or the whole answer, never a traceback or a
+hang.
+"""
 
 import io
 import os
@@ -28,11 +30,17 @@ def test_every_command_ends_with_a_line_or_its_answer() -> None:
     """All at once; `inspect` stands for commands that print, a missing command for errors."""
     inspect = f"inspect {micro_target()}"
     wanted = {
-        "--help >&-": (1, CLOSED), "--help >/dev/full": (1, FULL), "--version >/dev/full": (1, FULL),
-        f"{inspect} >&-": (1, CLOSED), f"{inspect} --json >/dev/full": (1, FULL), f"{inspect} >/dev/null 2>&-": (0, ""),
-        f"{inspect} >/dev/null <&- 2>/dev/full": (0, ""), "dance 2>&-": (2, ""), "dance 2>/dev/full": (2, ""),
+        "--help >&-": (1, CLOSED),
+        "--help >/dev/full": (1, FULL),
+        "--version >/dev/full": (1, FULL),
+        f"{inspect} >&-": (1, CLOSED),
+        f"{inspect} --json >/dev/full": (1, FULL),
+        f"{inspect} >/dev/null 2>&-": (0, ""),
+        f"{inspect} >/dev/null <&- 2>/dev/full": (0, ""),
+        "dance 2>&-": (2, ""),
+        "dance 2>/dev/full": (2, ""),
         "generate -p - <&-": (1, NO_INPUT),
-    }  # fmt: skip
+    }
     running = {command: shell(command) for command in wanted}
     for command, process in running.items():
         answer, errors = process.communicate(timeout=120)

@@ -1,4 +1,6 @@
-"""Reading config.json: the micro and the published values, and every field that is honoured or refused by name."""
+"""Reading config.json: the micro and the published values, and every field that is honoured or refused by
+name.
+"""
 
 import json
 import math
@@ -33,7 +35,9 @@ def write(folder: Path, values: dict[str, Any]) -> Path:
 
 
 def target(tmp_path: Path, edit: Edit, **switches: Any) -> TargetConfig:
-    """The micro target's configuration after `edit` changed text_config; the outer object is its key "outer"."""
+    """The micro target's configuration after `edit` changed text_config; the outer object is its key
+    "outer".
+    """
     values = read_json(micro_target() / "config.json")
     text = values["text_config"]
     text["outer"] = values
@@ -61,7 +65,12 @@ def refused(call: Callable[[], object], *parts: str) -> None:
 
 def test_micro_target() -> None:
     config = target_config(micro_target())
-    assert (config.vocab_size, config.hidden_size, config.num_moe_layers, config.latent_size) == (1280, 256, 5, 96)
+    assert (config.vocab_size, config.hidden_size, config.num_moe_layers, config.latent_size) == (
+        1280,
+        256,
+        5,
+        96,
+    )
     assert config.rope == Rope(32, 50000.0, 64.0, 128, 32.0, 1.0, 1.0)
     assert (config.eos_token_ids, config.has_vision, config.latent_norm_eps) == ((1026,), True, 1e-5)
     with safe_open(golden_ref() / "rope.safetensors", "np") as golden:
@@ -88,7 +97,11 @@ def test_published_target() -> None:
 def test_micro_drafter() -> None:
     config = dflash_config(micro_drafter())
     assert (config.block_size, config.mask_token_id, config.target_layer_ids) == (8, 1278, (1, 2, 3))
-    assert (config.windows, config.causal, config.final_logit_softcapping) == ((None,) * 3, (False,) * 3, None)
+    assert (config.windows, config.causal, config.final_logit_softcapping) == (
+        (None,) * 3,
+        (False,) * 3,
+        None,
+    )
     assert config.rope == Rope(64, 50000.0, 64.0, 128, 32.0, 1.0, 1.0)
     check_pair(target_config(micro_target()), config)
 
@@ -127,7 +140,9 @@ def both_rope_forms(text: dict[str, Any]) -> None:
         lambda text: text.update(rope_theta=50000, model_type="deepseek_v3"),
         lambda text: text["outer"].update(architectures=None),
         lambda text: (text.pop("dtype"), text.update(torch_dtype="bfloat16")),
-        lambda text: [text.pop(name) for name in ("scoring_func", "topk_method", "moe_layer_freq", "attention_bias")],
+        lambda text: [
+            text.pop(name) for name in ("scoring_func", "topk_method", "moe_layer_freq", "attention_bias")
+        ],
     ],
 )
 def test_target_layouts_that_mean_the_same(tmp_path: Path, edit: Edit) -> None:
@@ -204,10 +219,16 @@ def test_target_fields_that_must_be_there(tmp_path: Path, name: str) -> None:
         ({"moe_layer_freq": 2}, ["moe_layer_freq' is 2, but the layer loop needs 1"]),
         ({"attention_bias": True}, ["attention_bias' is True, but the attention needs False"]),
         ({"num_nextn_predict_layers": 1}, ["num_nextn_predict_layers' is 1, but the layer loop"]),
-        ({"tie_word_embeddings": True}, ["tie_word_embeddings' is True, but Kimi K2.6, which has a head of its own"]),
+        (
+            {"tie_word_embeddings": True},
+            ["tie_word_embeddings' is True, but Kimi K2.6, which has a head of its own"],
+        ),
         ({"dtype": "float16"}, ["'text_config.dtype' is 'float16', but must be 'bfloat16'"]),
         ({"torch_dtype": 3}, ["torch_dtype' is 3, but must be 'bfloat16'"]),
-        ({"first_k_dense_replace": 6}, ["first_k_dense_replace' is 6, but must be at least 0 and below", "layers 6"]),
+        (
+            {"first_k_dense_replace": 6},
+            ["first_k_dense_replace' is 6, but must be at least 0 and below", "layers 6"],
+        ),
         ({"first_k_dense_replace": -1}, ["first_k_dense_replace' is -1, but must be at least 0"]),
         ({"hidden_size": 0}, ["hidden_size' is 0, but must be above 0"]),
         ({"hidden_size": 96}, ["hidden_size' is 96, but must be a multiple of 64"]),
@@ -224,28 +245,49 @@ def test_target_fields_that_must_be_there(tmp_path: Path, name: str) -> None:
         ({"model_type": "llama"}, ["text model_type 'llama'", "is not known; give a Kimi K2.6 checkpoint"]),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, ["'linear', but must be 'yarn' or 'default'"]),
         ({"rope_scaling": "yarn"}, ["rope_scaling' is 'yarn', but must be an object"]),
-        ({"rope_scaling": {"factor": 64.0}}, ["'text_config.rope_scaling.rope_type' is missing, but the scaling"]),
-        ({"rope_scaling": {"type": "yarn"}}, ["rope_scaling.factor' is missing, but the model cannot be built"]),
+        (
+            {"rope_scaling": {"factor": 64.0}},
+            ["'text_config.rope_scaling.rope_type' is missing, but the scaling"],
+        ),
+        (
+            {"rope_scaling": {"type": "yarn"}},
+            ["rope_scaling.factor' is missing, but the model cannot be built"],
+        ),
         (
             {"rope_scaling": {"type": "default", "factor": 64.0}},
             ["factor' is 64.0, which has no meaning for rope type"],
         ),
-        ({"rope_scaling": {**YARN, "rope_type": "default"}}, ["type' is 'yarn', but field", "rope_type' is 'default'"]),
+        (
+            {"rope_scaling": {**YARN, "rope_type": "default"}},
+            ["type' is 'yarn', but field", "rope_type' is 'default'"],
+        ),
         ({"rope_scaling": {**YARN, "factor": 0.5}}, ["factor' is 0.5, but must be at least 1"]),
         ({"rope_scaling": {**YARN, "truncate": False}}, ["truncate' is False, but the YaRN ramp"]),
-        ({"rope_scaling": {**YARN, "extrapolation_factor": 2}}, ["extrapolation_factor' is 2, which is not known"]),
+        (
+            {"rope_scaling": {**YARN, "extrapolation_factor": 2}},
+            ["extrapolation_factor' is 2, which is not known"],
+        ),
         (
             {"rope_scaling": {**YARN, "rope_theta": 1e4}},
             ["rope_theta' is 10000.0, but field", "is 50000.0; keep the right"],
         ),
-        ({"rope_parameters": {**YARN, "factor": 8.0}}, ["rope_scaling' is", "but field 'rope_parameters' is"]),
-        ({"rope_parameters": {"full_attention": {}}}, ["full_attention' is {}, but one rotation for all layers"]),
+        (
+            {"rope_parameters": {**YARN, "factor": 8.0}},
+            ["rope_scaling' is", "but field 'rope_parameters' is"],
+        ),
+        (
+            {"rope_parameters": {"full_attention": {}}},
+            ["full_attention' is {}, but one rotation for all layers"],
+        ),
         ({"rope_theta": 0}, ["rope_theta' is 0, but must be above 0"]),
         (
             {"quantization_config": None},
             ["no quantization_config, neither at the top nor in text_config; give the INT4"],
         ),
-        ({"quantization_config": {"quant_method": "fp8"}}, ["quant_method' is 'fp8', but the expert kernel needs"]),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            ["quant_method' is 'fp8', but the expert kernel needs"],
+        ),
         ({"quantization_config": []}, ["quantization_config' is [], but must be an object"]),
     ],
 )
@@ -256,12 +298,18 @@ def test_target_values_that_are_refused(tmp_path: Path, change: dict[str, Any], 
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, ["['Qwen3ForCausalLM'] (model_type 'qwen3'"]),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+            ["['Qwen3ForCausalLM'] (model_type 'qwen3'"],
+        ),
         ({"architectures": "Kimi"}, ["architectures' is 'Kimi', but must be a list"]),
         ({"text_config": 3}, ["text_config' is 3, but must be an object"]),
         ({"tie_word_embeddings": True}, ["'tie_word_embeddings' is True, but Kimi K2.6"]),
         ({"dtype": "float32"}, ["'dtype' is 'float32', but must be 'bfloat16'"]),
-        ({"quantization_config": {"quant_method": "modelopt"}}, ["'quantization_config.quant_method' is 'modelopt'"]),
+        (
+            {"quantization_config": {"quant_method": "modelopt"}},
+            ["'quantization_config.quant_method' is 'modelopt'"],
+        ),
     ],
 )
 def test_outer_values_that_are_refused(tmp_path: Path, change: dict[str, Any], parts: list[str]) -> None:
@@ -277,9 +325,17 @@ def test_no_stop_token_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_bits", 8), ("type", "float"), ("symmetric", False), ("strategy", "channel"), ("group_size", 128),
-     ("group_size", None), ("dynamic", True), ("actorder", "group")],
-)  # fmt: skip
+    [
+        ("num_bits", 8),
+        ("type", "float"),
+        ("symmetric", False),
+        ("strategy", "channel"),
+        ("group_size", 128),
+        ("group_size", None),
+        ("dynamic", True),
+        ("actorder", "group"),
+    ],
+)
 def test_other_packings_are_refused(tmp_path: Path, name: str, value: Any) -> None:
     def change(text: dict[str, Any]) -> None:
         text["quantization_config"]["config_groups"]["group_0"]["weights"][name] = value
@@ -292,9 +348,15 @@ def test_other_packings_are_refused(tmp_path: Path, name: str, value: Any) -> No
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"format": "int-quantized"}, "format' is 'int-quantized', but the expert kernel needs 'pack-quantized'"),
+        (
+            {"format": "int-quantized"},
+            "format' is 'int-quantized', but the expert kernel needs 'pack-quantized'",
+        ),
         ({"config_groups": {}}, "config_groups' is {}, but must describe the packed experts"),
-        ({"quantization_status": "frozen"}, "quantization_status' is 'frozen', but the loader needs 'compressed'"),
+        (
+            {"quantization_status": "frozen"},
+            "quantization_status' is 'frozen', but the loader needs 'compressed'",
+        ),
     ],
 )
 def test_other_quantisations_are_refused(tmp_path: Path, change: dict[str, Any], part: str) -> None:
@@ -305,7 +367,9 @@ def test_quantised_activations_are_refused(tmp_path: Path) -> None:
     def change(text: dict[str, Any]) -> None:
         text["quantization_config"]["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
 
-    refused(lambda: target(tmp_path, change), "input_activations' is {'num_bits': 8}, but the expert kernel needs")
+    refused(
+        lambda: target(tmp_path, change), "input_activations' is {'num_bits': 8}, but the expert kernel needs"
+    )
 
 
 # --- drafter: honoured
@@ -336,11 +400,19 @@ def in_nested_block_size(config: dict[str, Any]) -> None:
         to_rope_parameters,
         in_nested_block_size,
         nested(block_size=8, num_target_layers=6, mask_token="<|MASK|>", attention_mode="gqa", causal=False),
-        nested(projector_type=None, markov_rank=0, shift_label=False, pure_draft_prefix_len=0, output_multiplier=1.0),
+        nested(
+            projector_type=None,
+            markov_rank=0,
+            shift_label=False,
+            pure_draft_prefix_len=0,
+            output_multiplier=1.0,
+        ),
         top(layer_types=None, use_sliding_window=None, sliding_window=None),
         top(layer_types=None, use_sliding_window=False, sliding_window=4096),
         top(use_sliding_window=True, sliding_window=4096),  # layer_types says full
-        top(tie_word_embeddings=True, draft_vocab_size=1280, target_hidden_size=256, partial_rotary_factor=1.0),
+        top(
+            tie_word_embeddings=True, draft_vocab_size=1280, target_hidden_size=256, partial_rotary_factor=1.0
+        ),
         top(dtype="float32", is_causal=False, attention_value_scale=1),
     ],
 )
@@ -348,7 +420,9 @@ def test_drafter_layouts_that_mean_the_same(tmp_path: Path, edit: Edit) -> None:
     assert drafter(tmp_path, edit) == dflash_config(micro_drafter())
 
 
-SLIDING = top(layer_types=["sliding_attention"] * 2 + ["full_attention"], sliding_window=16, use_sliding_window=True)
+SLIDING = top(
+    layer_types=["sliding_attention"] * 2 + ["full_attention"], sliding_window=16, use_sliding_window=True
+)
 DERIVED = top(layer_types=None, sliding_window=16, use_sliding_window=True, max_window_layers=2)
 
 
@@ -366,8 +440,18 @@ def both(*edits: Edit) -> Edit:
         (DERIVED, {}, (None, None, 16), (False, False, True)),
         (both(SLIDING, top(is_causal=False)), {}, (16, 16, None), (False, False, False)),
         (both(SLIDING, nested(causal=True)), {}, (16, 16, None), (True, True, True)),
-        (both(SLIDING, nested(is_causal=False)), {"causal_in_window": True}, (16, 16, None), (True, True, False)),
-        (both(SLIDING, nested(causal=True)), {"causal_in_window": False}, (16, 16, None), (False, False, True)),
+        (
+            both(SLIDING, nested(is_causal=False)),
+            {"causal_in_window": True},
+            (16, 16, None),
+            (True, True, False),
+        ),
+        (
+            both(SLIDING, nested(causal=True)),
+            {"causal_in_window": False},
+            (16, 16, None),
+            (False, False, True),
+        ),
         (top(causal=True), {}, (None,) * 3, (True,) * 3),
         (both(top(causal=False), nested(is_causal=False)), {}, (None,) * 3, (False,) * 3),
     ],
@@ -409,9 +493,21 @@ def test_published_drafter_layout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
-     "num_key_value_heads", "head_dim", "rms_norm_eps", "num_target_layers", "rope_theta", "hidden_act", "block_size"],
-)  # fmt: skip
+    [
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "num_target_layers",
+        "rope_theta",
+        "hidden_act",
+        "block_size",
+    ],
+)
 def test_drafter_fields_that_must_be_there(tmp_path: Path, name: str) -> None:
     refused(lambda: drafter(tmp_path, lambda config: config.pop(name)), name, "is missing, but")
     refused(lambda: drafter(tmp_path, top(**{name: "x"})), name, "is 'x', but")
@@ -427,7 +523,10 @@ def test_variants_are_refused_by_name(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("edit", "parts"),
     [
-        (top(architectures=["DFlash2DraftModel"]), ["architecture is ['DFlash2DraftModel'], but only", "(DFlash v1)"]),
+        (
+            top(architectures=["DFlash2DraftModel"]),
+            ["architecture is ['DFlash2DraftModel'], but only", "(DFlash v1)"],
+        ),
         (top(architectures=["DSparkDraftModel"]), ["architecture is ['DSparkDraftModel']"]),
         (top(architectures=None), ["architecture is [], but only"]),
         (top(model_type="llama"), ["model_type' is 'llama', but the drafter needs 'qwen3'"]),
@@ -435,31 +534,49 @@ def test_variants_are_refused_by_name(tmp_path: Path, name: str) -> None:
         (top(attention_bias=True), ["attention_bias' is True, but the drafter needs False"]),
         (top(dtype="float16"), ["dtype' is 'float16', but must be 'bfloat16' or 'float32'"]),
         (top(output_multiplier=0.2), ["output_multiplier' is 0.2, but a drafter made for Kimi needs 1.0"]),
-        (nested(input_embedding_scale=16.0), ["'dflash_config.input_embedding_scale' is 16.0, but a drafter made for"]),
+        (
+            nested(input_embedding_scale=16.0),
+            ["'dflash_config.input_embedding_scale' is 16.0, but a drafter made for"],
+        ),
         (nested(attention_value_scale=0.5), ["attention_value_scale' is 0.5"]),
         (nested(attention_mode="mla"), ["attention_mode' is 'mla', but only grouped-query attention"]),
         (nested(wings=2), ["'dflash_config.wings' is 2, which is not known; remove it"]),
         (top(dflash_config=None), ["'dflash_config.mask_token_id' is missing"]),
         (top(dflash_config=[]), ["dflash_config' is [], but must be an object"]),
-        (nested(target_layer_ids=None), ["'dflash_config.target_layer_ids' is missing, but the model cannot be built"]),
+        (
+            nested(target_layer_ids=None),
+            ["'dflash_config.target_layer_ids' is missing, but the model cannot be built"],
+        ),
         (nested(target_layer_ids=[]), ["target_layer_ids' is [], but must be ascending layer numbers"]),
         (nested(target_layer_ids=[2, 1]), ["target_layer_ids' is [2, 1], but must be ascending"]),
         (nested(target_layer_ids=[1, 1]), ["target_layer_ids' is [1, 1], but must be ascending"]),
         (nested(target_layer_ids=["1"]), ["target_layer_ids' is ['1'], but must be ascending"]),
         (nested(target_layer_ids=[-1, 2]), ["target_layer_ids' is [-1, 2], but must be from 0 to 4"]),
-        (nested(target_layer_ids=[1, 5]), ["target_layer_ids' is [1, 5], but must be from 0 to 4 (the last layer"]),
-        (nested(mask_token_id=None), ["'dflash_config.mask_token_id' is missing, but the block", "add the id"]),
+        (
+            nested(target_layer_ids=[1, 5]),
+            ["target_layer_ids' is [1, 5], but must be from 0 to 4 (the last layer"],
+        ),
+        (
+            nested(mask_token_id=None),
+            ["'dflash_config.mask_token_id' is missing, but the block", "add the id"],
+        ),
         (
             nested(mask_token_id=None, mask_token="<|MASK|>"),
             ["mask_token_id' is missing", "add the id (of '<|MASK|>')"],
         ),
-        (nested(mask_token_id=1280), ["mask_token_id' is 1280, but must be at least 0 and below vocab_size 1280"]),
+        (
+            nested(mask_token_id=1280),
+            ["mask_token_id' is 1280, but must be at least 0 and below vocab_size 1280"],
+        ),
         (nested(mask_token_id="7"), ["mask_token_id' is '7', but must be an integer"]),
         (
             top(mask_token_id=5),
             ["'mask_token_id' is 5, but field 'dflash_config.mask_token_id' is 1278; keep the right"],
         ),
-        (nested(block_size=7), ["'block_size' is 8, but field 'dflash_config.block_size' is 7; keep the right one"]),
+        (
+            nested(block_size=7),
+            ["'block_size' is 8, but field 'dflash_config.block_size' is 7; keep the right one"],
+        ),
         (top(block_size=1), ["block_size' is 1, but must be at least 2, the anchor and one draft"]),
         (nested(num_target_layers=7), ["num_target_layers' is 7, but field 'num_target_layers' is 6"]),
         (
@@ -467,7 +584,10 @@ def test_variants_are_refused_by_name(tmp_path: Path, name: str) -> None:
             ["draft_vocab_size' is 640, but a drafter that shares the target's head needs 1280"],
         ),
         (top(target_hidden_size=512), ["target_hidden_size' is 512, but a drafter that shares"]),
-        (top(num_attention_heads=5), ["num_attention_heads' is 5, but must be a multiple of num_key_value_heads 2"]),
+        (
+            top(num_attention_heads=5),
+            ["num_attention_heads' is 5, but must be a multiple of num_key_value_heads 2"],
+        ),
         (
             top(partial_rotary_factor=0.5),
             ["partial_rotary_factor' is 0.5, but a rotation over all dimensions needs 1.0"],
@@ -479,14 +599,20 @@ def test_variants_are_refused_by_name(tmp_path: Path, name: str) -> None:
         ),
         (top(layer_types=["linear_attention"] * 3), ["layer_types' is ['linear_attention'"]),
         (top(layer_types=[["full_attention"]] * 3), ["layer_types' is [['full_attention']"]),
-        (both(SLIDING, top(use_sliding_window=False)), ["use_sliding_window' is False, but layer_types names sliding"]),
+        (
+            both(SLIDING, top(use_sliding_window=False)),
+            ["use_sliding_window' is False, but layer_types names sliding"],
+        ),
         (both(SLIDING, top(sliding_window=None)), ["sliding_window' is missing"]),
         (both(SLIDING, top(sliding_window=0)), ["sliding_window' is 0, but must be above 0"]),
         (both(DERIVED, top(max_window_layers=None)), ["max_window_layers' is missing"]),
         (both(DERIVED, top(use_sliding_window=None)), ["sliding_window' is 16, but neither layer_types nor"]),
         (top(use_sliding_window="yes"), ["use_sliding_window' is 'yes', but must be true or false"]),
         (top(is_causal="no"), ["is_causal' is 'no', but must be true or false"]),
-        (both(top(is_causal=True), nested(causal=False)), ["'dflash_config.causal': False", "contradict each other"]),
+        (
+            both(top(is_causal=True), nested(causal=False)),
+            ["'dflash_config.causal': False", "contradict each other"],
+        ),
         (
             lambda config: config["rope_scaling"].update(type="linear", rope_type="linear"),
             ["'linear', but must be 'yarn'"],
@@ -501,12 +627,16 @@ def test_drafter_values_that_are_refused(tmp_path: Path, edit: Edit, parts: list
 def test_switches_that_leave_the_range_are_refused(tmp_path: Path) -> None:
     refused(lambda: drafter(tmp_path, top(), tap_offset=2), "but with tap_offset 2 must be from 0 to 4")
     refused(lambda: drafter(tmp_path, top(), tap_offset=-2), "but with tap_offset -2 must be from 0 to 4")
-    refused(lambda: drafter(tmp_path, SLIDING, window_offset=-16), "but with window_offset -16 must be above 0")
+    refused(
+        lambda: drafter(tmp_path, SLIDING, window_offset=-16), "but with window_offset -16 must be above 0"
+    )
 
 
 def test_mask_embedding_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"mask_embedding\.pt: a mask embedding of its own, but only DFlash v1"):
+    with pytest.raises(
+        UserError, match=r"mask_embedding\.pt: a mask embedding of its own, but only DFlash v1"
+    ):
         drafter(tmp_path, top())
 
 
@@ -516,4 +646,6 @@ def test_pair_that_does_not_fit(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError) as caught:
         check_pair(target_config(micro_target()), ours)
     values = f"its {name} is {getattr(ours, name)}, the target has {getattr(ours, name) // 2}"
-    assert values in str(caught.value) and "give the drafter that was trained with this target" in str(caught.value)
+    assert values in str(caught.value) and "give the drafter that was trained with this target" in str(
+        caught.value
+    )

@@ -12,18 +12,54 @@ from jddtree.models.rope import inverse_frequencies, rotate, tables
 KIMI = Rope(dim=64, theta=50000.0, factor=64.0, original_positions=4096)
 KIMI_DRAFTER = Rope(dim=128, theta=50000.0, factor=64.0, original_positions=4096)
 
-# The 32 frequencies of Kimi K2.6's rotated slice and some of its drafter's 64, computed from the formula in YaRN.
+# The 32 frequencies of Kimi K2.6's rotated slice and some of its drafter's 64, computed from the formula in
+# YaRN.
 KIMI_FREQUENCIES = [
-    1.0, 0.713111085, 0.508527419, 0.36263654, 0.258600136, 0.184410624, 0.13150526, 0.0937778586, 0.0668740305,
-    0.043776656, 0.0284279591, 0.0182829556, 0.0116191599, 0.00727411927, 0.00446584875, 0.00267020339, 0.00153729673,
-    0.000834655045, 0.000408645987, 0.000158374991, 1.80702339e-05, 1.28860841e-05, 9.1892094e-06, 6.55292708e-06,
-    4.67296494e-06, 3.3323431e-06, 2.3763308e-06, 1.69458784e-06, 1.20842937e-06, 8.6174438e-07, 6.14519469e-07,
+    1.0,
+    0.713111085,
+    0.508527419,
+    0.36263654,
+    0.258600136,
+    0.184410624,
+    0.13150526,
+    0.0937778586,
+    0.0668740305,
+    0.043776656,
+    0.0284279591,
+    0.0182829556,
+    0.0116191599,
+    0.00727411927,
+    0.00446584875,
+    0.00267020339,
+    0.00153729673,
+    0.000834655045,
+    0.000408645987,
+    0.000158374991,
+    1.80702339e-05,
+    1.28860841e-05,
+    9.1892094e-06,
+    6.55292708e-06,
+    4.67296494e-06,
+    3.3323431e-06,
+    2.3763308e-06,
+    1.69458784e-06,
+    1.20842937e-06,
+    8.6174438e-07,
+    6.14519469e-07,
     4.38220646e-07,
-]  # fmt: skip
+]
 DRAFTER_FREQUENCIES = {
-    0: 1.0, 1: 8.444590487e-01, 16: 6.687403050e-02, 17: 5.647238018e-02, 18: 4.555481799e-02, 28: 4.465848749e-03,
-    38: 9.790453991e-05, 39: 2.139859108e-05, 40: 1.807023387e-05, 63: 3.700593895e-07,
-}  # fmt: skip
+    0: 1.0,
+    1: 8.444590487e-01,
+    16: 6.687403050e-02,
+    17: 5.647238018e-02,
+    18: 4.555481799e-02,
+    28: 4.465848749e-03,
+    38: 9.790453991e-05,
+    39: 2.139859108e-05,
+    40: 1.807023387e-05,
+    63: 3.700593895e-07,
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +74,9 @@ def test_kimi_frequencies() -> None:
 def test_kimi_drafter_frequencies() -> None:
     found = inverse_frequencies(KIMI_DRAFTER)
     assert found.shape == (64,)
-    np.testing.assert_allclose(found[list(DRAFTER_FREQUENCIES)], list(DRAFTER_FREQUENCIES.values()), rtol=1e-6)
+    np.testing.assert_allclose(
+        found[list(DRAFTER_FREQUENCIES)], list(DRAFTER_FREQUENCIES.values()), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["target", "drafter"])
@@ -57,7 +95,9 @@ def test_frequencies_and_tables_are_the_reference(arrays, pair, name: str) -> No
 
 def test_amplitudes_and_softmax_scales_are_the_reference(arrays, pair) -> None:
     for name in ("target", "drafter"):
-        assert getattr(pair, name).rope.amplitude == pytest.approx(float(arrays[f"{name}.amplitude"]), rel=1e-7)
+        assert getattr(pair, name).rope.amplitude == pytest.approx(
+            float(arrays[f"{name}.amplitude"]), rel=1e-7
+        )
     assert pair.target.softmax_scale == pytest.approx(float(arrays["target.softmax_scale"]), rel=1e-6)
     assert pair.drafter.head_dim**-0.5 == pytest.approx(float(arrays["drafter.softmax_scale"]), rel=1e-6)
 
@@ -77,7 +117,9 @@ def test_rotation_turns_halves() -> None:
     positions, rope = np.array([0, 1, 2, 50, 127, 4000]), Rope(16, 50000.0, 64.0, 128)
     cos, sin = tables(rope, jnp.asarray(positions, jnp.int32))
     found = rotate(jnp.asarray(x, jnp.float32), cos[:, None], sin[:, None])
-    np.testing.assert_allclose(found, reference.rotate_halves(x, positions, inverse_frequencies(rope)), atol=1e-3)
+    np.testing.assert_allclose(
+        found, reference.rotate_halves(x, positions, inverse_frequencies(rope)), atol=1e-3
+    )
 
 
 def test_rotation_keeps_the_dtype_and_computes_in_float32() -> None:

@@ -60,7 +60,9 @@ def test_every_dtype_is_read(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     for name, array in tensors.items():
         assert checkpoint.entries[name].dtype == name
-        assert checkpoint.read(name).dtype == array.dtype and checkpoint.read(name).tobytes() == array.tobytes()
+        assert (
+            checkpoint.read(name).dtype == array.dtype and checkpoint.read(name).tobytes() == array.tobytes()
+        )
     assert checkpoint.read("empty").shape == (0, 3)
 
 
@@ -89,7 +91,9 @@ def test_shards_named_model_are_preferred_to_strays(tmp_path: Path) -> None:
 def test_missing_shard_is_named(tmp_path: Path) -> None:
     folder = copy_folder(micro_target(), tmp_path)
     (folder / SHARD).unlink()
-    with pytest.raises(UserError, match=rf"lacks 1 of the 4 shards that {INDEX_NAME} names: {SHARD}; download"):
+    with pytest.raises(
+        UserError, match=rf"lacks 1 of the 4 shards that {INDEX_NAME} names: {SHARD}; download"
+    ):
         Checkpoint(folder)
 
 
@@ -107,7 +111,9 @@ def test_index_names_a_tensor_that_the_shard_lacks(tmp_path: Path) -> None:
     index = read_index(folder)
     assert index is not None
     write_index(folder, {**index.weight_map, "extra.weight": SHARD})
-    with pytest.raises(UserError, match=rf"{SHARD} does not hold extra\.weight, which {INDEX_NAME} places there"):
+    with pytest.raises(
+        UserError, match=rf"{SHARD} does not hold extra\.weight, which {INDEX_NAME} places there"
+    ):
         Checkpoint(folder)
 
 
@@ -118,7 +124,9 @@ def test_shard_holds_a_tensor_that_the_index_lacks(tmp_path: Path) -> None:
     weights = dict(index.weight_map)
     del weights["language_model.lm_head.weight"]
     write_index(folder, weights)
-    with pytest.raises(UserError, match=r"00003-of-000004\.safetensors holds language_model\.lm_head\.weight, which"):
+    with pytest.raises(
+        UserError, match=r"00003-of-000004\.safetensors holds language_model\.lm_head\.weight, which"
+    ):
         Checkpoint(folder)
 
 
@@ -133,7 +141,9 @@ def test_truncated_shard_names_both_sizes(tmp_path: Path) -> None:
     folder = copy_folder(micro_target(), tmp_path)
     data = (folder / SHARD).read_bytes()
     (folder / SHARD).write_bytes(data[:-1])
-    with pytest.raises(UserError, match=rf"{SHARD} has {len(data) - 1} bytes, but its header needs {len(data)}; down"):
+    with pytest.raises(
+        UserError, match=rf"{SHARD} has {len(data) - 1} bytes, but its header needs {len(data)}; down"
+    ):
         Checkpoint(folder)
 
 
@@ -142,7 +152,9 @@ def test_shard_cut_inside_its_header(tmp_path: Path, kept: int) -> None:
     folder = copy_folder(micro_drafter(), tmp_path)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(UserError, match=rf"model\.safetensors has {kept} bytes, but its header says \d+; download"):
+    with pytest.raises(
+        UserError, match=rf"model\.safetensors has {kept} bytes, but its header says \d+; download"
+    ):
         Checkpoint(folder)
 
 
@@ -177,10 +189,14 @@ def test_total_size_is_only_noted(tmp_path: Path) -> None:
     index = read_index(folder)
     assert index is not None and index.total_size == 9511360
     write_index(folder, index.weight_map, total_size=7)
-    assert Checkpoint(folder).notes == (f"{INDEX_NAME}: total_size is 7 bytes, but the tensors have 9511360 bytes",)
+    assert Checkpoint(folder).notes == (
+        f"{INDEX_NAME}: total_size is 7 bytes, but the tensors have 9511360 bytes",
+    )
 
 
-@pytest.mark.parametrize("content", ['{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "{}"])
+@pytest.mark.parametrize(
+    "content", ['{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "{}"]
+)
 def test_broken_index(tmp_path: Path, content: str) -> None:
     (tmp_path / INDEX_NAME).write_text(content)
     with pytest.raises(UserError, match=r"field 'weight_map' does not map tensor names to shards"):
@@ -198,7 +214,12 @@ def test_library_reads_what_the_helper_writes(tmp_path: Path) -> None:
 
 def test_differences_lists_every_kind_and_cuts_long_lists() -> None:
     found = {name: Entry("s", "BF16", (2,), 0, 4) for name in ("same", "shape", "type", "extra", "also.x")}
-    expected = {"same": ("BF16", (2,)), "shape": ("BF16", (3,)), "type": ("F32", (2,)), "also.x": ("I32", (2,))}
+    expected = {
+        "same": ("BF16", (2,)),
+        "shape": ("BF16", (3,)),
+        "type": ("F32", (2,)),
+        "also.x": ("I32", (2,)),
+    }
     expected |= {f"lost{number:02}": ("BF16", (1,)) for number in range(11)}
     assert differences(found, expected, {"x": "BF16"}) == [
         "11 tensors missing: lost00, lost01, lost02, lost03, lost04, lost05, lost06, lost07 and 3 more",

@@ -1,4 +1,6 @@
-"""Conversion: resumed after every kind of end to the same bytes, refused where it must be, in bounded memory."""
+"""Conversion: resumed after every kind of end to the same bytes, refused where it must be, in bounded
+memory.
+"""
 
 import errno
 import json
@@ -75,7 +77,9 @@ def small_pair(folder: Path, **values) -> tuple[Path, Path]:
 
 def same_trees(left: Path, right: Path) -> bool:
     """Equal names and bytes."""
-    trees = [{path.relative_to(root): path for path in root.rglob("*") if path.is_file()} for root in (left, right)]
+    trees = [
+        {path.relative_to(root): path for path in root.rglob("*") if path.is_file()} for root in (left, right)
+    ]
     return trees[0].keys() == trees[1].keys() and all(
         trees[0][name].read_bytes() == trees[1][name].read_bytes() for name in trees[0]
     )
@@ -151,7 +155,9 @@ def test_a_journal_cut_anywhere_resumes(source, whole, tmp_path: Path, monkeypat
     assert same_trees(whole, tmp_path / "store")
 
 
-def test_what_the_journal_notes_but_the_disk_lost_is_written_again(source, whole, tmp_path: Path, monkeypatch) -> None:
+def test_what_the_journal_notes_but_the_disk_lost_is_written_again(
+    source, whole, tmp_path: Path, monkeypatch
+) -> None:
     out = tmp_path / "store"
     interrupt(source, out, 0.9, monkeypatch)
     files = sorted(path for path in out.rglob("*.bin") if path.stat().st_size)
@@ -227,7 +233,9 @@ def test_an_error_while_syncing_notes_nothing(source, whole, tmp_path: Path, mon
 def test_too_little_room_is_said_before_writing(source, tmp_path: Path, monkeypatch) -> None:
     usage = type("Usage", (), {"free": 1_000_000})
     monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"needs 0\.\d+ GB, of which 0\.\d+ GB are not written yet, and 0\.001 GB are"):
+    with pytest.raises(
+        UserError, match=r"needs 0\.\d+ GB, of which 0\.\d+ GB are not written yet, and 0\.001 GB are"
+    ):
         convert(*source, tmp_path / "store")
     assert not list(tmp_path.rglob("*.bin"))
 
@@ -239,7 +247,10 @@ def test_too_little_room_is_said_before_writing(source, tmp_path: Path, monkeypa
             lambda folder: os.utime(folder / "model-00002-of-000004.safetensors", (1, 1)),
             r"target/model-00002-of-000004\.safetensors \(written since\)",
         ),
-        (lambda folder: (folder / "LICENSE").write_text("new"), r"target/LICENSE \(missing then, 3 bytes now\)"),
+        (
+            lambda folder: (folder / "LICENSE").write_text("new"),
+            r"target/LICENSE \(missing then, 3 bytes now\)",
+        ),
         (
             lambda folder: (folder / "tiktoken.model").unlink(),
             r"target/tiktoken\.model \(\d+ bytes then, missing now\)",
@@ -249,7 +260,9 @@ def test_too_little_room_is_said_before_writing(source, tmp_path: Path, monkeypa
 def test_a_changed_source_is_refused(pair, tmp_path: Path, monkeypatch, change, message: str) -> None:
     interrupt(pair, tmp_path / "store", 0.5, monkeypatch)
     change(pair[0])
-    with pytest.raises(UserError, match=rf"the source changed since the conversion into .* began: {message}; put back"):
+    with pytest.raises(
+        UserError, match=rf"the source changed since the conversion into .* began: {message}; put back"
+    ):
         convert(*pair, tmp_path / "store")
     assert convert(*pair, tmp_path / "store", force=True).resumed == 0
 
@@ -275,7 +288,8 @@ def test_dry_run_writes_nothing_and_plans_everything(source, whole, tmp_path: Pa
     assert plan.nbytes == sum(path.stat().st_size for path in whole.rglob("*.bin"))
     for part in plan.parts:
         assert dict(part.sizes) == {
-            str(path.relative_to(whole / part.name)): path.stat().st_size for path in (whole / part.name).rglob("*.bin")
+            str(path.relative_to(whole / part.name)): path.stat().st_size
+            for path in (whole / part.name).rglob("*.bin")
         }
     assert [part.faults for part in plan.parts] == [(), ()]
 
@@ -301,13 +315,17 @@ def test_a_contradicting_shape_is_refused(tmp_path: Path) -> None:
         tensors[name] = tensors[name][::-1]
 
     folder = edit_folder(copy_folder(micro_target(), tmp_path), swap)
-    with pytest.raises(UserError, match=r"1 tensor whose value contradicts the packed weights: .*5\.down_proj"):
+    with pytest.raises(
+        UserError, match=r"1 tensor whose value contradicts the packed weights: .*5\.down_proj"
+    ):
         convert(folder, None, tmp_path / "store")
 
 
 def test_a_complete_store_is_kept(source, whole) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
-    with pytest.raises(UserError, match=r"is a complete store; check it with --verify, or make it again with --force"):
+    with pytest.raises(
+        UserError, match=r"is a complete store; check it with --verify, or make it again with --force"
+    ):
         convert(*source, whole)
     assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
 
@@ -331,7 +349,9 @@ def test_a_forced_conversion_that_was_killed_is_no_store(source, whole, tmp_path
     with pytest.raises(Stop):
         convert(*source, out, progress=end, force=True)
     assert is_store(out) and not (out / MANIFEST).exists()
-    with pytest.raises(UserError, match=r"is an unfinished conversion; run the same convert command again, it resumes"):
+    with pytest.raises(
+        UserError, match=r"is an unfinished conversion; run the same convert command again, it resumes"
+    ):
         Store(out)
     convert(*source, out)
     assert same_trees(whole, out)
@@ -375,7 +395,9 @@ def test_a_journal_without_an_identity_starts_over(tmp_path: Path, identity) -> 
     assert journal.header is None and journal.done == {} and (tmp_path / JOURNAL).read_bytes() == b""
 
 
-def test_blocks_that_the_plan_does_not_have_are_written_again(source, whole, tmp_path: Path, monkeypatch) -> None:
+def test_blocks_that_the_plan_does_not_have_are_written_again(
+    source, whole, tmp_path: Path, monkeypatch
+) -> None:
     out = tmp_path / "store"
     interrupt(source, out, 0.5, monkeypatch)
     with open(out / JOURNAL, "a") as journal:
@@ -405,7 +427,9 @@ def test_verify_finds_a_flipped_byte(pair, tmp_path: Path) -> None:
     values = json.loads((out / MANIFEST).read_text())
     values["parts"]["target"]["files"]["experts.down/001.bin"]["crc32"] = f"{zlib.crc32(data):08x}"
     (out / MANIFEST).write_text(json.dumps(values))
-    with pytest.raises(UserError, match=r"differs from its source in target/experts\.down piece 1 rows 7 to 7"):
+    with pytest.raises(
+        UserError, match=r"differs from its source in target/experts\.down piece 1 rows 7 to 7"
+    ):
         convert(*pair, out, verify=True)
 
 
@@ -414,7 +438,9 @@ def test_verify_with_another_source(pair, whole) -> None:
     config.write_text(
         config.read_text().replace('"transformers_version": "4.56.2"', '"transformers_version": "4.56.3"')
     )
-    with pytest.raises(UserError, match=r"was made from another source: target/headers or small files \(of the same"):
+    with pytest.raises(
+        UserError, match=r"was made from another source: target/headers or small files \(of the same"
+    ):
         convert(*pair, whole, verify=True)
 
 
@@ -422,7 +448,9 @@ def test_folders_that_must_not_be_written(source, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     for force in (False, True):
-        with pytest.raises(UserError, match=r"has other files and no unfinished conversion; give a new or an empty"):
+        with pytest.raises(
+            UserError, match=r"has other files and no unfinished conversion; give a new or an empty"
+        ):
             convert(*source, tmp_path / "mine", force=force)
     with pytest.raises(UserError, match=r"thesis\.txt is a file; give a new folder"):
         convert(*source, tmp_path / "mine" / "thesis.txt")
@@ -463,7 +491,12 @@ def test_a_drafter_in_float32_keeps_its_values(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to tell the peak")
 def test_peak_memory_stays_far_below_a_layer(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": 224, "num_hidden_layers": 2}
+    sizes = {
+        "hidden_size": 1024,
+        "moe_intermediate_size": 512,
+        "n_routed_experts": 224,
+        "num_hidden_layers": 2,
+    }
     write_checkpoint(tmp_path / "hf", sizes, shards=2)
     layer = sum(path.stat().st_size for path in (tmp_path / "hf").glob("*.safetensors"))
     peak = int(in_process(PEAK, tmp_path / "hf", tmp_path / "store"))
@@ -473,7 +506,10 @@ def test_peak_memory_stays_far_below_a_layer(tmp_path: Path) -> None:
 def test_the_command_prints_one_json_object(source, tmp_path: Path, capsys) -> None:
     run(source[0], None, tmp_path / "store", json_output=True)
     values = json.loads(capsys.readouterr().out)
-    assert values["written_bytes"] == values["store_bytes"] and values["parts"]["target"]["skipped_tensors"] == 35
+    assert (
+        values["written_bytes"] == values["store_bytes"]
+        and values["parts"]["target"]["skipped_tensors"] == 35
+    )
     run(source[0], None, tmp_path / "store", verify=True)
     out, err = capsys.readouterr()
     assert "all checksums are right" in out and "Verifying" in err

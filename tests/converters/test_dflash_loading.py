@@ -1,4 +1,6 @@
-"""Loading a drafter folder: values against the raw tensors, layouts that are accepted, and variants refused by name."""
+"""Loading a drafter folder: values against the raw tensors, layouts that are accepted, and variants refused
+by name.
+"""
 
 from pathlib import Path
 
@@ -44,9 +46,16 @@ def test_arrays_match_the_parameter_table_and_the_tensors(raw, dtype) -> None:
     config = dflash_config(micro_drafter())
     arrays, _ = load_drafter(micro_drafter(), config, dtype)
     table = drafter_parameters(config)
-    assert {path: array.shape for path, array in arrays.items()} == {path: p.shape for path, p in table.items()}
+    assert {path: array.shape for path, array in arrays.items()} == {
+        path: p.shape for path, p in table.items()
+    }
     assert all(array.dtype == dtype for array in arrays.values())
-    names = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj"}
+    names = {
+        "q": "self_attn.q_proj",
+        "k": "self_attn.k_proj",
+        "v": "self_attn.v_proj",
+        "o": "self_attn.o_proj",
+    }
     names |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "input_norm": "input_layernorm"}
     names |= {"post_norm": "post_attention_layernorm", "mlp_gate": "mlp.gate_proj", "mlp_up": "mlp.up_proj"}
     names |= {"mlp_down": "mlp.down_proj"}
@@ -60,7 +69,9 @@ def test_arrays_match_the_parameter_table_and_the_tensors(raw, dtype) -> None:
 def test_report_and_progress(loaded) -> None:
     calls: list[tuple[int, int]] = []
     config = dflash_config(micro_drafter())
-    load_drafter(micro_drafter(), config, np.float32, progress=lambda done, total: calls.append((done, total)))
+    load_drafter(
+        micro_drafter(), config, np.float32, progress=lambda done, total: calls.append((done, total))
+    )
     report = loaded[1]
     assert (report.tensors, report.files, report.skipped_tensors) == (36, ("model.safetensors",), 0)
     assert report.file_bytes == report.memory_bytes == 2 * report.parameters

@@ -1,4 +1,6 @@
-"""Loading a Kimi K2.6 folder: values against the raw tensors and the reference arrays, and every fault in one error."""
+"""Loading a Kimi K2.6 folder: values against the raw tensors and the reference arrays, and every fault in one
+error.
+"""
 
 import re
 import shutil
@@ -48,7 +50,8 @@ def load_edited(tmp_path: Path, edit: Edit, *, index: bool = True):
 def same(left, right) -> bool:
     """Equal paths, types and bytes."""
     return left.keys() == right.keys() and all(
-        left[path].dtype == right[path].dtype and left[path].tobytes() == right[path].tobytes() for path in left
+        left[path].dtype == right[path].dtype and left[path].tobytes() == right[path].tobytes()
+        for path in left
     )
 
 
@@ -107,7 +110,9 @@ def test_rotary_rows_and_head_split(loaded, raw, kind: str, row: int, layer: int
     order = [head * 64 + r for head in range(4) for r in [*range(32), *(32 + d for d in evens_then_odds)]]
     assert arrays[f"{kind}.q_b"][row].tobytes() == raw[attention + "q_b_proj.weight"][order].tobytes()
     order = [*range(64), *(64 + d for d in evens_then_odds)]
-    assert arrays[f"{kind}.kv_a"][row].tobytes() == raw[attention + "kv_a_proj_with_mqa.weight"][order].tobytes()
+    assert (
+        arrays[f"{kind}.kv_a"][row].tobytes() == raw[attention + "kv_a_proj_with_mqa.weight"][order].tobytes()
+    )
     kv_b = raw[attention + "kv_b_proj.weight"]
     for head in range(4):
         assert arrays[f"{kind}.k_up"][row, head].tobytes() == kv_b[head * 64 : head * 64 + 32].tobytes()
@@ -116,7 +121,9 @@ def test_rotary_rows_and_head_split(loaded, raw, kind: str, row: int, layer: int
 
 def test_experts_unpack_to_the_raw_tensors(loaded, raw) -> None:
     arrays, _ = loaded
-    gate, gate_scale, up, up_scale = unpack_gate_up(arrays["experts.gate_up"], arrays["experts.gate_up_scale"])
+    gate, gate_scale, up, up_scale = unpack_gate_up(
+        arrays["experts.gate_up"], arrays["experts.gate_up_scale"]
+    )
     down, down_scale = unpack_down(arrays["experts.down"], arrays["experts.down_scale"])
     parts = {"gate": (gate, gate_scale), "up": (up, up_scale), "down": (down, down_scale)}
     for place in range(5 * 16):
@@ -134,13 +141,21 @@ def test_experts_that_straddle_shards_match_the_reference(loaded, layer: int, ex
     assert len({entry.shard for key, entry in checkpoint.entries.items() if key.startswith(name)}) == 2
     one = slice((layer - 1) * 16 + expert, (layer - 1) * 16 + expert + 1)
     experts = {path: array[one] for path, array in arrays.items() if path.startswith("experts.")}
-    gate, gate_scale, up, up_scale = unpack_gate_up(experts["experts.gate_up"], experts["experts.gate_up_scale"])
+    gate, gate_scale, up, up_scale = unpack_gate_up(
+        experts["experts.gate_up"], experts["experts.gate_up_scale"]
+    )
     down, down_scale = unpack_down(experts["experts.down"], experts["experts.down_scale"])
     with safe_open(golden_ref() / "int4.safetensors", "np") as golden:
         present = set(golden.keys())
-        for projection, words, scale in (("gate", gate, gate_scale), ("up", up, up_scale), ("down", down, down_scale)):
+        for projection, words, scale in (
+            ("gate", gate, gate_scale),
+            ("up", up, up_scale),
+            ("down", down, down_scale),
+        ):
             start = f"{layer}.{expert}.{projection}_proj."
-            q = (words[0, :, :, None].view(np.uint32) >> np.arange(0, 32, 4, dtype=np.uint32) & 15).astype(np.int8) - 8
+            q = (words[0, :, :, None].view(np.uint32) >> np.arange(0, 32, 4, dtype=np.uint32) & 15).astype(
+                np.int8
+            ) - 8
             q = q.reshape(len(q), -1)
             assert np.array_equal(q, golden.get_tensor(start + "q"))
             scale = scale[0].view(ml_dtypes.bfloat16)
@@ -179,7 +194,9 @@ def test_a_folder_without_vision_loads(tmp_path: Path, loaded) -> None:
 
 def test_weight_shape_may_be_int64(tmp_path: Path, loaded) -> None:
     def widen(tensors) -> None:
-        tensors.update({name: a.astype(np.int64) for name, a in tensors.items() if name.endswith("weight_shape")})
+        tensors.update(
+            {name: a.astype(np.int64) for name, a in tensors.items() if name.endswith("weight_shape")}
+        )
 
     assert same(load_edited(tmp_path, widen)[0], loaded[0])
 
@@ -187,7 +204,9 @@ def test_weight_shape_may_be_int64(tmp_path: Path, loaded) -> None:
 def test_progress_counts_every_byte_once(loaded) -> None:
     calls: list[tuple[int, int]] = []
     config = target_config(micro_target())
-    load_target(micro_target(), config, ml_dtypes.bfloat16, progress=lambda done, total: calls.append((done, total)))
+    load_target(
+        micro_target(), config, ml_dtypes.bfloat16, progress=lambda done, total: calls.append((done, total))
+    )
     done = [call[0] for call in calls]
     assert done == sorted(done) and calls[-1] == (loaded[1].file_bytes, loaded[1].file_bytes)
     assert {call[1] for call in calls} == {loaded[1].file_bytes} and len(calls) > 80
@@ -276,7 +295,9 @@ def test_another_config_lists_exact_counts(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"n_routed_experts": 16', '"n_routed_experts": 17'))
     with pytest.raises(UserError) as caught:
         load_target(folder, target_config(folder), ml_dtypes.bfloat16)
-    assert re.search(r"45 tensors missing: .* and 37 more; 10 tensors of the wrong shape: ", str(caught.value))
+    assert re.search(
+        r"45 tensors missing: .* and 37 more; 10 tensors of the wrong shape: ", str(caught.value)
+    )
     assert len(str(caught.value)) < 3000
 
 

@@ -11,7 +11,9 @@ from whole_packing import to_words
 HALF = ml_dtypes.bfloat16
 
 
-def random_projection(rng: np.random.Generator, experts: int, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+def random_projection(
+    rng: np.random.Generator, experts: int, rows: int, columns: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Any words and any scale bits, NaN and infinity among them."""
     words = rng.integers(-(2**31), 2**31, (experts, rows, columns // 8), dtype=np.int64).astype(np.int32)
     return words, rng.integers(0, 2**16, (experts, rows, columns // 32), dtype=np.uint16)
@@ -34,7 +36,9 @@ class TestLayout:
         rng = np.random.default_rng(0)
         codes = rng.integers(0, 16, (2, 2, 64, 128))  # gate or up, expert, row, column
         scales = rng.integers(0, 2**16, (2, 2, 64, 4), dtype=np.uint16)
-        words, packed_scales = packing.pack_gate_up(to_words(codes[0]), scales[0], to_words(codes[1]), scales[1])
+        words, packed_scales = packing.pack_gate_up(
+            to_words(codes[0]), scales[0], to_words(codes[1]), scales[1]
+        )
         assert words.shape == (2, 2, 4, 256) and packed_scales.shape == (2, 2, 4, 32)
         for unit, expert, row, column in np.ndindex(codes.shape):
             tile, group = words[expert, row // 32, column // 32], column % 32
@@ -58,7 +62,8 @@ class TestLayout:
             assert code_at(tile, lane * 4 + row % 4, column % 8) == codes[expert, row, column]
             group = column // 32
             assert (
-                half_at(packed_scales[expert, row // 32, group // 2], row % 32, group % 2) == scales[expert, row, group]
+                half_at(packed_scales[expert, row // 32, group // 2], row % 32, group % 2)
+                == scales[expert, row, group]
             )
 
     def test_known_word(self) -> None:
@@ -76,7 +81,9 @@ class TestRoundTrip:
         rng, hidden, intermediate = np.random.default_rng(seed), 64 * hidden64, 64 * intermediate64
         gate, up = (random_projection(rng, experts, intermediate, hidden) for _ in range(2))
         down = random_projection(rng, experts, hidden, intermediate)
-        for given_, back in zip((*gate, *up), packing.unpack_gate_up(*packing.pack_gate_up(*gate, *up)), strict=True):
+        for given_, back in zip(
+            (*gate, *up), packing.unpack_gate_up(*packing.pack_gate_up(*gate, *up)), strict=True
+        ):
             np.testing.assert_array_equal(given_, back)
         for given_, back in zip(down, packing.unpack_down(*packing.pack_down(*down)), strict=True):
             np.testing.assert_array_equal(given_, back)
@@ -100,7 +107,9 @@ class TestArguments:
     def test_unsigned_words_and_bfloat16_scales(self) -> None:
         words, scale = random_projection(np.random.default_rng(3), 2, 64, 64)
         expected = packing.pack_down(words, scale)
-        for one, other in zip(expected, packing.pack_down(words.view(np.uint32), scale.view(HALF)), strict=True):
+        for one, other in zip(
+            expected, packing.pack_down(words.view(np.uint32), scale.view(HALF)), strict=True
+        ):
             np.testing.assert_array_equal(one, other)
 
     def test_strided_input(self) -> None:
@@ -132,7 +141,12 @@ class TestArguments:
             )
             mine = packing.pack_gate_up(*(a[:, rows] for a in (*gate, *up)))
             mine += packing.pack_down(down[0][:, :, columns], down[1][:, :, groups])
-            cut = whole[0][:, groups], whole[1][:, groups], whole[2][:, :, groups], whole[3][:, :, part : part + 1]
+            cut = (
+                whole[0][:, groups],
+                whole[1][:, groups],
+                whole[2][:, :, groups],
+                whole[3][:, :, part : part + 1],
+            )
             for one, other in zip(mine, cut, strict=True):
                 np.testing.assert_array_equal(one, other)
 
@@ -156,4 +170,6 @@ class TestArguments:
         with pytest.raises(ValueError, match="differ"):
             packing.pack_gate_up(words, scale, *random_projection(np.random.default_rng(8), 2, 64, 64))
         with pytest.raises(ValueError, match="expected packed int32"):
-            packing.pack_down(words, scale, out=(np.zeros((1, 2, 2, 64), np.int32), np.zeros((1, 2, 1, 32), np.int32)))
+            packing.pack_down(
+                words, scale, out=(np.zeros((1, 2, 2, 64), np.int32), np.zeros((1, 2, 1, 32), np.int32))
+            )

@@ -1,4 +1,6 @@
-"""Names and headers of shards: folders inside the checkpoint load, nothing outside is read, bad headers are refused."""
+"""Names and headers of shards: folders inside the checkpoint load, nothing outside is read, bad headers are
+refused.
+"""
 
 import json
 import os
@@ -21,7 +23,18 @@ from jddtree.cli.inspect import inspect
 from jddtree.config import target_config
 from jddtree.errors import UserError
 
-OUTSIDE = ["../x.safetensors", "a/../../x.safetensors", "/etc/passwd", "a/../x", "./x", "a//x", "a/", "", ".", ".."]
+OUTSIDE = [
+    "../x.safetensors",
+    "a/../../x.safetensors",
+    "/etc/passwd",
+    "a/../x",
+    "./x",
+    "a//x",
+    "a/",
+    "",
+    ".",
+    "..",
+]
 UNUSABLE = ["a" * 5000, "b/" + "a" * 256, "a/" * 600 + "x", "a\0b", "a\nb", "\ud800", "a\x1b[2J"]
 
 
@@ -49,7 +62,12 @@ def test_shards_in_folders_load_as_those_beside_the_index(tmp_path: Path) -> Non
     name = "language_model.model.norm.weight"
     assert np.array_equal(checkpoint.read(name), Checkpoint(micro_target()).read(name))
     answer = inspect(folder)["tensors"]
-    assert (answer["shards"], answer["shards_present"], answer["missing"], answer["unexpected"]) == (4, 4, 0, 0)
+    assert (answer["shards"], answer["shards_present"], answer["missing"], answer["unexpected"]) == (
+        4,
+        4,
+        0,
+        0,
+    )
 
 
 def test_shards_in_folders_convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +90,9 @@ def test_names_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> N
     folder = tmp_path / "checkpoint"
     (folder / "a").mkdir(parents=True)
     write_index(folder, {"a": name})
-    with pytest.raises(UserError, match=r"names the shard .*, which is no file inside the folder; download") as caught:
+    with pytest.raises(
+        UserError, match=r"names the shard .*, which is no file inside the folder; download"
+    ) as caught:
         Checkpoint(folder)
     assert "\n" not in str(caught.value) and INDEX_NAME in str(caught.value) and len(str(caught.value)) < 500
     with pytest.raises(UserError, match="no file inside the folder"):
@@ -114,7 +134,11 @@ def header_file(folder: Path, header: Any, data: int) -> Path:
 
 def tensor(begin: Any, end: Any, shape: Any = (1,), dtype: Any = "F32") -> dict[str, Any]:
     """What a header says of one tensor."""
-    return {"dtype": dtype, "shape": shape if isinstance(shape, str) else list(shape), "data_offsets": [begin, end]}
+    return {
+        "dtype": dtype,
+        "shape": shape if isinstance(shape, str) else list(shape),
+        "data_offsets": [begin, end],
+    }
 
 
 def test_the_header_of_two_tensors_is_read(tmp_path: Path) -> None:
@@ -157,15 +181,21 @@ def test_the_header_of_two_tensors_is_read(tmp_path: Path) -> None:
 )
 def test_headers_that_do_not_describe_the_file(tmp_path: Path, header: Any, data: int, reason: str) -> None:
     path = header_file(tmp_path, header, data)
-    with pytest.raises(UserError, match=rf"model\.safetensors.*{reason}.*; download the shard again") as caught:
+    with pytest.raises(
+        UserError, match=rf"model\.safetensors.*{reason}.*; download the shard again"
+    ) as caught:
         read_header(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("size", ["NaN", "Infinity", "1e999", "9" * 400, "true", '"7"', "[7]", "null", "-1", "7.5"])
+@pytest.mark.parametrize(
+    "size", ["NaN", "Infinity", "1e999", "9" * 400, "true", '"7"', "[7]", "null", "-1", "7.5"]
+)
 def test_a_total_size_of_any_kind_is_noted_or_refused(tmp_path: Path, size: str) -> None:
     write_shard(tmp_path / SHARD, {"a": np.ones(2, np.float32)})
-    (tmp_path / INDEX_NAME).write_text(f'{{"metadata": {{"total_size": {size}}}, "weight_map": {{"a": "{SHARD}"}}}}')
+    (tmp_path / INDEX_NAME).write_text(
+        f'{{"metadata": {{"total_size": {size}}}, "weight_map": {{"a": "{SHARD}"}}}}'
+    )
     if size in ("NaN", "Infinity", "1e999", "9" * 400):
         with pytest.raises(UserError, match=f"{INDEX_NAME} cannot be read as JSON"):
             Checkpoint(tmp_path)

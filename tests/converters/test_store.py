@@ -1,4 +1,6 @@
-"""Stores: loaded on any mesh they give the arrays of the checkpoint, and whatever is wrong with one is one line."""
+"""Stores: loaded on any mesh they give the arrays of the checkpoint, and whatever is wrong with one is one
+line.
+"""
 
 import itertools
 import json
@@ -96,7 +98,10 @@ def test_every_mesh_loads_the_same_arrays(source, made, wanted, ranks: int, dire
     for part, reader in readers.items():
         calls: list[tuple[int, int]] = []
         arrays = load_arrays(
-            reader, ml_dtypes.bfloat16, sharding_over(ranks), progress=lambda *call, calls=calls: calls.append(call)
+            reader,
+            ml_dtypes.bfloat16,
+            sharding_over(ranks),
+            progress=lambda *call, calls=calls: calls.append(call),
         )
         assert sums(arrays) == sums(wanted[part])
         for path, array in arrays.items():
@@ -132,7 +137,9 @@ def test_what_does_not_divide_is_one_line() -> None:
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("expert_layout", ["tensor", "expert"])
 @pytest.mark.parametrize("large", [False, True])
-def test_padding_and_whole_experts(tmp_path: Path, monkeypatch, expert_layout: str, direct: bool, large: bool) -> None:
+def test_padding_and_whole_experts(
+    tmp_path: Path, monkeypatch, expert_layout: str, direct: bool, large: bool
+) -> None:
     """Eight ranks share four heads, and sixteen experts by columns or whole, as the mesh has them."""
     if large:
         monkeypatch.setattr(placement, "HOST_BYTES", 1 << 15)
@@ -146,7 +153,9 @@ def test_padding_and_whole_experts(tmp_path: Path, monkeypatch, expert_layout: s
     placed = on_mesh(dict(reader.table), 8, expert_layout, config.num_moe_layers)
     sharding = lambda path, parameter: NamedSharding(mesh, spec(parameter))
     calls: list[tuple[int, int]] = []
-    arrays = load_arrays(reader, ml_dtypes.bfloat16, sharding, placed=placed, progress=lambda *call: calls.append(call))
+    arrays = load_arrays(
+        reader, ml_dtypes.bfloat16, sharding, placed=placed, progress=lambda *call: calls.append(call)
+    )
     whole, _ = load_target(micro_target(), config, ml_dtypes.bfloat16)
     wanted = place(whole, placed, mesh)
     assert jax.tree.structure(nest(arrays)) == jax.tree.structure(wanted)
@@ -197,7 +206,11 @@ def test_chunks_cover_everything_once(stacked: bool) -> None:
     pieces = np.arange(4 * 6 * 5).reshape(4, 6, 5)
     whole = pieces if stacked else pieces.reshape(24, 5)
     rows = [(0, 4), (1, 3), (2, 2)] if stacked else [(0, 24), (1, 24), (7, 8), (5, 19), (3, 3)]
-    inner = [(slice(0, 6), slice(1, 4)), (slice(2, 5), slice(0, 5))] if stacked else [(slice(1, 4),), (slice(5, 5),)]
+    inner = (
+        [(slice(0, 6), slice(1, 4)), (slice(2, 5), slice(0, 5))]
+        if stacked
+        else [(slice(1, 4),), (slice(5, 5),)]
+    )
     for (first, last), rest, size in itertools.product(rows, inner, (1, 3 * 8 * 2, 1 << 20)):
         bounds = (slice(first, last), *rest)
         out = np.full(whole[bounds].shape, -1)
@@ -210,9 +223,13 @@ def test_chunks_cover_everything_once(stacked: bool) -> None:
 
 
 def test_chunks_have_few_shapes() -> None:
-    sizes = [c.shape[0] for c in chunks(Layout(1, (163840, 4), False), (slice(0, 20480), slice(0, 4)), 9362 * 8, 2)]
+    sizes = [
+        c.shape[0] for c in chunks(Layout(1, (163840, 4), False), (slice(0, 20480), slice(0, 4)), 9362 * 8, 2)
+    ]
     assert len(set(sizes)) == 1 and sum(sizes) == 20480
-    sizes = [c.shape[0] for c in chunks(Layout(1, (1283, 4), False), (slice(0, 1283), slice(0, 4)), 100 * 8, 2)]
+    sizes = [
+        c.shape[0] for c in chunks(Layout(1, (1283, 4), False), (slice(0, 1283), slice(0, 4)), 100 * 8, 2)
+    ]
     assert sizes == [100] * 12 + [83]
 
 
@@ -229,8 +246,9 @@ def test_files_hold_the_pieces_and_nothing_else(made, wanted) -> None:
                 data = (made / part / name).read_bytes()
                 assert data == piece_of(array, cut, piece).tobytes()
                 assert manifest["parts"][part]["files"][name] == {
-                    "bytes": len(data), "crc32": f"{zlib.crc32(data):08x}",
-                }  # fmt: skip
+                    "bytes": len(data),
+                    "crc32": f"{zlib.crc32(data):08x}",
+                }
     files = {f"{part}/{name}" for part in store.parts for name in store.parts[part].files} | {"manifest.json"}
     assert files == {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
 
@@ -245,13 +263,17 @@ def test_small_files_are_copied(source, made) -> None:
 def test_check_reads_everything_and_names_the_damaged_file(copied) -> None:
     store, calls = Store(copied), []
     store.check(lambda done, total: calls.append((done, total)))
-    size = sum(path.stat().st_size for path in copied.rglob("*") if path.is_file() and path.name != "manifest.json")
+    size = sum(
+        path.stat().st_size for path in copied.rglob("*") if path.is_file() and path.name != "manifest.json"
+    )
     assert calls[-1] == (size, size)
     path = copied / "target" / "moe.q_b" / "001.bin"
     data = bytearray(path.read_bytes())
     data[77] ^= 4
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"1 damaged file: target/moe\.q_b/001\.bin \(CRC-32 \w{8}, wanted \w{8}\); "):
+    with pytest.raises(
+        UserError, match=r"1 damaged file: target/moe\.q_b/001\.bin \(CRC-32 \w{8}, wanted \w{8}\); "
+    ):
         Store(copied).check()
 
 
@@ -263,7 +285,8 @@ def test_missing_and_short_files_are_named_when_opened(copied) -> None:
     with pytest.raises(UserError) as caught:
         Store(copied)
     text = (
-        f"2 damaged files: target/embed.bin (missing), drafter/fc.bin ({size - 1} bytes, wanted {size}); copy it again"
+        f"2 damaged files: target/embed.bin (missing), drafter/fc.bin ({size - 1} bytes, wanted "
+        f"{size}); copy it again"
     )
     assert text in str(caught.value) and "\n" not in str(caught.value)
 
@@ -310,14 +333,19 @@ def in_target(section: str, name: str, **change):
         (in_target("files", "embed.bin", crc32="0x1f"), "is damaged.*crc32"),
         (in_target("files", "embed.bin", crc32=7), "is damaged.*crc32: 7"),
         (lambda values: values["parts"]["target"].update(source=[]), "is damaged"),
-        (lambda values: values["parts"]["target"]["source"].update(files={"a": "b"}), r"is damaged.*source\.files"),
+        (
+            lambda values: values["parts"]["target"]["source"].update(files={"a": "b"}),
+            r"is damaged.*source\.files",
+        ),
         (lambda values: values["parts"]["target"]["source"].update(digest=1), r"is damaged.*source\.digest"),
         (lambda values: values["parts"]["target"]["source"].update(changed=7), "is damaged"),
     ],
 )
 def test_manifests_that_say_something_else(copied, edit, message: str) -> None:
     edit_manifest(copied, edit)
-    with pytest.raises(UserError, match=rf"manifest\.json {message}.*; convert the checkpoint again with --force"):
+    with pytest.raises(
+        UserError, match=rf"manifest\.json {message}.*; convert the checkpoint again with --force"
+    ):
         Store(copied)
 
 
@@ -326,15 +354,26 @@ def test_manifests_that_say_something_else(copied, edit, message: str) -> None:
     [
         (in_target("parameters", "embed", dtype="float32"), "gives target/embed.bin other than"),
         (in_target("parameters", "embed", dtype="int32"), "gives target/embed dtype int32"),
-        (in_target("parameters", "moe.router_bias", dtype="bfloat16"), r"gives target/moe\.router_bias dtype bfloat16"),
-        (in_target("parameters", "experts.down", dtype="float32"), r"gives target/experts\.down dtype float32"),
-        (lambda values: values["parts"]["target"]["files"].pop("embed.bin"), "gives target/embed.bin other than"),
+        (
+            in_target("parameters", "moe.router_bias", dtype="bfloat16"),
+            r"gives target/moe\.router_bias dtype bfloat16",
+        ),
+        (
+            in_target("parameters", "experts.down", dtype="float32"),
+            r"gives target/experts\.down dtype float32",
+        ),
+        (
+            lambda values: values["parts"]["target"]["files"].pop("embed.bin"),
+            "gives target/embed.bin other than",
+        ),
     ],
 )
 def test_manifests_that_contradict_the_configuration(copied, edit, message: str) -> None:
     edit_manifest(copied, edit)
     store = Store(copied)
-    with pytest.raises(UserError, match=rf"manifest\.json {message}.*, which is not what target/config\.json needs"):
+    with pytest.raises(
+        UserError, match=rf"manifest\.json {message}.*, which is not what target/config\.json needs"
+    ):
         store.reader("target")
     assert store.reader("drafter").table
 
@@ -363,8 +402,14 @@ def test_another_version_is_refused(copied) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda values: values.update(format="x"), r"is no manifest of a store \(format 'x', wanted 'jddtree store'\)"),
-        (lambda values: values["parts"]["target"].pop("files"), r"manifest\.json is damaged \(KeyError\('files'\)\)"),
+        (
+            lambda values: values.update(format="x"),
+            r"is no manifest of a store \(format 'x', wanted 'jddtree store'\)",
+        ),
+        (
+            lambda values: values["parts"]["target"].pop("files"),
+            r"manifest\.json is damaged \(KeyError\('files'\)\)",
+        ),
         (lambda values: values.update(parts=[]), r"manifest\.json is damaged"),
     ],
 )
@@ -383,11 +428,15 @@ def test_cut_manifest(copied) -> None:
 
 def test_other_folders_are_no_stores(made, tmp_path: Path) -> None:
     assert is_store(made) and not is_store(micro_target()) and not is_store(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"is no store: it has no manifest\.json; give a folder that convert wrote"):
+    with pytest.raises(
+        UserError, match=r"is no store: it has no manifest\.json; give a folder that convert wrote"
+    ):
         Store(micro_target())
     (tmp_path / "convert.journal").touch()
     assert is_store(tmp_path)
-    with pytest.raises(UserError, match=r"is an unfinished conversion; run the same convert command again, it resumes"):
+    with pytest.raises(
+        UserError, match=r"is an unfinished conversion; run the same convert command again, it resumes"
+    ):
         Store(tmp_path)
 
 
@@ -396,7 +445,9 @@ def test_a_config_of_another_model_is_refused(copied) -> None:
     config.write_text(config.read_text().replace('"n_routed_experts": 8', '"n_routed_experts": 4'))
     entry = {"bytes": config.stat().st_size, "crc32": "0"}
     edit_manifest(copied, lambda values: values["parts"]["target"]["files"].update({"config.json": entry}))
-    with pytest.raises(UserError, match=r"config\.json describes another model than manifest\.json; convert again"):
+    with pytest.raises(
+        UserError, match=r"config\.json describes another model than manifest\.json; convert again"
+    ):
         Store(copied).reader("target")
 
 
@@ -414,7 +465,8 @@ def test_too_little_memory_is_said_before_loading(made) -> None:
     stats = lambda device: {"bytes_limit": share + (10 << 30) - 1, "bytes_in_use": 9 << 30}
     require_memory(needed, stats_of=stats)
     text = (
-        r"has 1\.0 GiB of free memory, but its share of the weights needs 0\.0 GiB and 1\.0 GiB to work with; use more"
+        r"has 1\.0 GiB of free memory, but its share of the weights needs 0\.0 GiB and 1\.0 GiB to "
+        r"work with; use more"
     )
     with pytest.raises(UserError, match=text):
         require_memory(needed, reserve=1 << 30, stats_of=stats)

@@ -1,4 +1,6 @@
-"""Random checkpoints: the layout of the real ones, reproducible, of sensible values, and loadable as they are."""
+"""Random checkpoints: the layout of the real ones, reproducible, of sensible values, and loadable as they
+are.
+"""
 
 import json
 from pathlib import Path
@@ -44,7 +46,9 @@ def test_it_loads(tmp_path: Path) -> None:
     assert (config.num_hidden_layers, config.n_routed_experts, drafter.block_size) == (3, 4, 4)
     arrays, report = load_target(tmp_path / "target", config, ml_dtypes.bfloat16)
     assert len(report.files) == 3 and report.notes == ()
-    assert all(np.isfinite(array.astype(np.float32)).all() for array in arrays.values() if array.dtype != np.int32)
+    assert all(
+        np.isfinite(array.astype(np.float32)).all() for array in arrays.values() if array.dtype != np.int32
+    )
     load_drafter(tmp_path / "drafter", dflash_config(tmp_path / "drafter"), np.float32)
     assert Tokenizer.from_directory(tmp_path / "target").vocab_size <= config.vocab_size
 
@@ -74,7 +78,9 @@ def test_bytes_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
     assert first == tensors("b", 1, 5)
     other = tensors("c", 2, 2)
     assert first.keys() == other.keys()
-    assert [name for name in first if first[name] == other[name]] == [n for n in first if n.endswith("weight_shape")]
+    assert [name for name in first if first[name] == other[name]] == [
+        n for n in first if n.endswith("weight_shape")
+    ]
 
 
 def test_large_tensors_are_drawn_in_chunks(tmp_path: Path) -> None:
@@ -92,9 +98,26 @@ def test_the_preset_is_the_published_model(tmp_path: Path) -> None:
     directory = official_dir()
     assert directory is not None
     official = target_config(directory)
-    written = write_checkpoint(tmp_path / "one", {"num_hidden_layers": 2, "n_routed_experts": 1, "vocab_size": 1280,
-        "num_experts_per_tok": 1, "intermediate_size": 64, "moe_intermediate_size": 64}, preset="k2.6")  # fmt: skip
-    for name in ("hidden_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank", "rope", "softmax_scale"):
+    written = write_checkpoint(
+        tmp_path / "one",
+        {
+            "num_hidden_layers": 2,
+            "n_routed_experts": 1,
+            "vocab_size": 1280,
+            "num_experts_per_tok": 1,
+            "intermediate_size": 64,
+            "moe_intermediate_size": 64,
+        },
+        preset="k2.6",
+    )
+    for name in (
+        "hidden_size",
+        "num_attention_heads",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "rope",
+        "softmax_scale",
+    ):
         assert getattr(written, name) == getattr(official, name), name
     vision = json.loads((directory / "config.json").read_text())["vision_config"]
     tensors = target_list(official) + vision_list(vision, official)
@@ -102,16 +125,27 @@ def test_the_preset_is_the_published_model(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys) -> None:
-    arguments = [str(tmp_path / "t"), "--drafter", str(tmp_path / "d"), "--set-drafter", "num_hidden_layers=1"]
+    arguments = [
+        str(tmp_path / "t"),
+        "--drafter",
+        str(tmp_path / "d"),
+        "--set-drafter",
+        "num_hidden_layers=1",
+    ]
     assert main([*arguments, *(f"--set={name}={value}" for name, value in SMALL.items())]) == 0
     assert target_config(tmp_path / "t").hidden_size == dflash_config(tmp_path / "d").hidden_size == 128
     assert main([str(tmp_path / "t")]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / 't'} exists and is no empty folder; give a new one\n"
+    assert (
+        capsys.readouterr().err == f"error: {tmp_path / 't'} exists and is no empty folder; give a new one\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"hidden_size": 100}, r"field 'text_config\.hidden_size' is 100"), ({"vocab_size": 1000}, r"eos_token_id")],
+    [
+        ({"hidden_size": 100}, r"field 'text_config\.hidden_size' is 100"),
+        ({"vocab_size": 1000}, r"eos_token_id"),
+    ],
 )
 def test_values_that_make_no_model(tmp_path: Path, values, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,6 @@
-"""Node counts that pay: the choice against an oracle, its calibration and cost curves, and that no text changes."""
+"""Node counts that pay: the choice against an oracle, its calibration and cost curves, and that no text
+changes.
+"""
 
 import itertools
 import json
@@ -64,17 +66,23 @@ def costs(rows, draft=0.0) -> Costs:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    seed=st.integers(0, 2**31 - 1), draft=st.floats(0, 3), fixed_rows=st.integers(1, 5),
+    seed=st.integers(0, 2**31 - 1),
+    draft=st.floats(0, 3),
+    fixed_rows=st.integers(1, 5),
     most=st.tuples(st.integers(0, 4), st.integers(0, 4)),
-)  # fmt: skip
+)
 def test_the_choice_is_the_best_of_all_counts(seed: int, draft: float, fixed_rows: int, most) -> None:
-    """Over every pair of counts whose nodes are bought in order of their least chance so far; rising chances too."""
+    """Over every pair of counts whose nodes are bought in order of their least chance so far; rising chances
+    too.
+    """
     random = np.random.default_rng(seed)
     chance = np.zeros((BATCH, 5), np.float32)
     chance[:, 1:] = random.uniform(0, 1, (BATCH, 4))
     curve = np.cumsum(random.exponential(size=20)).astype(np.float32)  # neither convex nor concave
     found = np.asarray(
-        _choose(chance, np.array(most, np.int32), np.int32(fixed_rows), np.float32(2.0), curve, np.float32(draft))
+        _choose(
+            chance, np.array(most, np.int32), np.int32(fixed_rows), np.float32(2.0), curve, np.float32(draft)
+        )
     )
 
     def rate(counts) -> float:
@@ -83,7 +91,11 @@ def test_the_choice_is_the_best_of_all_counts(seed: int, draft: float, fixed_row
 
     assert (found <= most).all()
     monotone = np.minimum.accumulate(chance[:, 1:], axis=1)
-    bought = [counts for counts in itertools.product(*(range(n + 1) for n in most)) if in_order(monotone, counts, most)]
+    bought = [
+        counts
+        for counts in itertools.product(*(range(n + 1) for n in most))
+        if in_order(monotone, counts, most)
+    ]
     assert rate(found) == pytest.approx(max(map(rate, bought)), rel=1e-5)
 
 
@@ -95,10 +107,14 @@ def in_order(least, counts, most) -> bool:
 
 
 def test_steps_and_concave_costs_are_looked_past() -> None:
-    """A first node that does not pay alone, beyond which rows are free; stopping at the first fall would miss it."""
+    """A first node that does not pay alone, beyond which rows are free; stopping at the first fall would miss
+    it.
+    """
     chance = np.array([[0, 0.3, 0.3, 0.3, 0.3]], np.float32)
     curve = np.array([9, 1, 2, 2, 2, 2], np.float32)
-    call = lambda curve: _choose(chance, np.array([4], np.int32), np.int32(1), np.float32(1), curve, np.float32(0))
+    call = lambda curve: _choose(
+        chance, np.array([4], np.int32), np.int32(1), np.float32(1), curve, np.float32(0)
+    )
     assert call(curve).tolist() == [4]
     assert call(np.array([9, 1, 3, 3, 3, 3], np.float32)).tolist() == [0]
 
@@ -122,7 +138,13 @@ def test_a_cut_tree_is_the_tree_of_the_smaller_budget() -> None:
     cut = first_nodes(whole, jnp.array([5, 0], jnp.int32))
     assert cut.valid.sum(1).tolist() == [6, 1]
     for b, rows in enumerate((6, 1)):
-        for name, padding in (("tokens", 0), ("parents", -1), ("depths", 0), ("scores", -np.inf), ("ancestors", 0)):
+        for name, padding in (
+            ("tokens", 0),
+            ("parents", -1),
+            ("depths", 0),
+            ("scores", -np.inf),
+            ("ancestors", 0),
+        ):
             values, kept = np.asarray(getattr(cut, name)[b]), np.asarray(getattr(whole, name)[b])
             assert np.array_equal(values[:rows], kept[:rows]) and (values[rows:] == padding).all()
 
@@ -159,7 +181,9 @@ def test_drafting_pauses_where_plain_decoding_is_faster_and_is_tried_again() -> 
     running, table = jnp.array([True]), costs([9, 1, 5, 5], draft=0.5)
     cut, planned = plan(trees(6, 1), running, jnp.array(True), jnp.int32(1), economy([True], table, 1))
     assert cut.valid.sum() == 1 and planned.seconds == 1.5
-    step = jax.jit(lambda pace, planned: keep_pace(pace, planned, running, jnp.int32(1), economy([True], table, 1)))
+    step = jax.jit(
+        lambda pace, planned: keep_pace(pace, planned, running, jnp.int32(1), economy([True], table, 1))
+    )
     pace = Pace(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(0))
     for _ in range(PATIENCE):
         assert pace.pause == 0
@@ -205,7 +229,11 @@ def test_a_broken_drafter_is_expected_to_give_nothing() -> None:
 
 def test_modes_have_weights_of_their_own() -> None:
     made = Calibration({"greedy": [1.0] * 6, "coupled": [2.0] * 6})
-    assert [made.of(heat, coupling)[0] for heat, coupling in ((0, True), (1, True), (1, False))] == [1.0, 2.0, 0.0]
+    assert [made.of(heat, coupling)[0] for heat, coupling in ((0, True), (1, True), (1, False))] == [
+        1.0,
+        2.0,
+        0.0,
+    ]
 
 
 def test_files_of_calibration(tmp_path) -> None:
@@ -213,8 +241,13 @@ def test_files_of_calibration(tmp_path) -> None:
     good = {"features": FEATURES, "weights": {"greedy": [0, 1, 1, 0, 0, 0]}}
     path.write_text(json.dumps(good), encoding="utf-8")
     assert read_calibration(path).of(0.0, True) == [0, 1, 1, 0, 0, 0]
-    for bad in ("[]", json.dumps(good | {"features": ["p"]}), json.dumps(good | {"weights": {"greedy": [1]}}),
-                json.dumps(good | {"weights": {"warm": [0, 1, 1, 0, 0, 0]}}), "{"):  # fmt: skip
+    for bad in (
+        "[]",
+        json.dumps(good | {"features": ["p"]}),
+        json.dumps(good | {"weights": {"greedy": [1]}}),
+        json.dumps(good | {"weights": {"warm": [0, 1, 1, 0, 0, 0]}}),
+        "{",
+    ):
         path.write_text(bad, encoding="utf-8")
         with pytest.raises(UserError, match="is no calibration"):
             read_calibration(path)
@@ -286,7 +319,9 @@ def priced(stepped):
 
 
 def jobs(cases, **changes) -> list[Request]:
-    return [Request(case["prompt"]["ids"], **({"max_tokens": 24, "budget": 8} | changes)) for case in cases[:4]]
+    return [
+        Request(case["prompt"]["ids"], **({"max_tokens": 24, "budget": 8} | changes)) for case in cases[:4]
+    ]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -332,7 +367,9 @@ def test_plans_reach_the_host(priced, cases) -> None:
 
 
 def test_a_finished_long_sequence_does_not_choose_the_curve(priced, cases) -> None:
-    """Rounds cost what their contexts say while the long text runs, and what the short one's says from then on."""
+    """Rounds cost what their contexts say while the long text runs, and what the short one's says from then
+    on.
+    """
     engine = priced(CostTable((Curve(100, (1,), (1.0,)), Curve(1000, (1,), (5.0,))), 0.0, "by context"))
     long = Request(cases[9]["prompt"]["ids"][:120], max_tokens=2, method="ar")
     short = Request(cases[0]["prompt"]["ids"], max_tokens=24, method="ar")

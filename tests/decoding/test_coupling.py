@@ -1,4 +1,6 @@
-"""Drafting with the target's noise: what it proposes, that it changes no token, and that it needs fewer rounds."""
+"""Drafting with the target's noise: what it proposes, that it changes no token, and that it needs fewer
+rounds.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,9 @@ _choose = jax.jit(choose)
 
 def sampling(temperature: float, seed: int = 0, count: int = 1) -> Sampling:
     full = lambda value, dtype: np.full(count, value, dtype)
-    return Sampling(full(temperature, np.float32), full(1, np.float32), full(seed, np.uint32), full(3, np.uint32))
+    return Sampling(
+        full(temperature, np.float32), full(1, np.float32), full(seed, np.uint32), full(3, np.uint32)
+    )
 
 
 def random_logits(seed: int, count: int = 1) -> np.ndarray:
@@ -43,7 +47,9 @@ def test_a_drafter_as_good_as_the_target_proposes_exactly_what_it_samples(seed, 
     wanted = np.asarray(_choose(logits, POSITIONS, options))
     best = np.asarray(coupled).argmax(-1)
     margin = -np.diff(np.sort(np.asarray(coupled), axis=-1)[..., [-1, -2]])[..., 0]
-    assert ((best == wanted) | (np.abs(margin) < 1e-4)).all()  # the two forms round differently where two are as good
+    assert (
+        (best == wanted) | (np.abs(margin) < 1e-4)
+    ).all()  # the two forms round differently where two are as good
 
 
 def test_scores_are_the_log_softmax_of_logits_and_noise_over_tau() -> None:
@@ -84,12 +90,20 @@ def model():
 
 def requests(cases, coupling: bool, **changes) -> list[Request]:
     prompts = [case["prompt"]["ids"] for case in cases[:8]]
-    return [Request(ids, sequence=place, coupling=coupling, **(SAMPLED | changes))
-            for place, ids in enumerate(prompts)]  # fmt: skip
+    return [
+        Request(ids, sequence=place, coupling=coupling, **(SAMPLED | changes))
+        for place, ids in enumerate(prompts)
+    ]
 
 
-WAYS = [{"method": "dflash"}, {"budget": 3}, {"budget": 8}, {"budget": 8, "temperature": 0.6},
-        {"budget": 8, "top_p": 0.8}, {"budget": 8, "tau": 3.0}]  # fmt: skip
+WAYS = [
+    {"method": "dflash"},
+    {"budget": 3},
+    {"budget": 8},
+    {"budget": 8, "temperature": 0.6},
+    {"budget": 8, "top_p": 0.8},
+    {"budget": 8, "tau": 3.0},
+]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +111,9 @@ def runs(small, cases):
     """The same requests without and with coupling, by the changes that ask for them; nothing compiles."""
     decode(small, requests(cases, True, max_tokens=3))
     with compilations() as events:
-        found = [[decode(small, requests(cases, coupling, **way)) for coupling in (False, True)] for way in WAYS]
+        found = [
+            [decode(small, requests(cases, coupling, **way)) for coupling in (False, True)] for way in WAYS
+        ]
     assert events == []
     return found
 
@@ -117,7 +133,9 @@ def test_coupling_needs_fewer_rounds(runs) -> None:
 
 
 def test_greedy_rounds_do_not_change(small, cases) -> None:
-    off, on = (decode(small, requests(cases, coupling, temperature=0.0, budget=8)) for coupling in (False, True))
+    off, on = (
+        decode(small, requests(cases, coupling, temperature=0.0, budget=8)) for coupling in (False, True)
+    )
     assert off == on
 
 

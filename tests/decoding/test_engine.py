@@ -1,4 +1,6 @@
-"""The compiled engine: what it refuses, admission and reuse of sequences, prompts around the chunk, broken models."""
+"""The compiled engine: what it refuses, admission and reuse of sequences, prompts around the chunk, broken
+models.
+"""
 
 import copy
 from dataclasses import replace
@@ -53,7 +55,8 @@ def test_a_request_that_does_not_fit_is_refused(pair, changes, message: str) -> 
 def test_a_request_that_just_fits_is_taken(pair) -> None:
     program = pair.program(**SMALL)
     check_request(
-        program, Request([0] * 159, 2**31 - 1, "ddtree", 8, 8, True, 0.0, 1.0, 2**32 - 1, 2**32 - 1, range(16))
+        program,
+        Request([0] * 159, 2**31 - 1, "ddtree", 8, 8, True, 0.0, 1.0, 2**32 - 1, 2**32 - 1, range(16)),
     )
     check_request(program, Request([1279], method="ar", budget=1000))
 
@@ -109,7 +112,9 @@ def greedy(cases, index: int, count: int = 16, **changes) -> Request:
 
 
 def test_prompts_around_the_chunk_size(small, pair, cases) -> None:
-    """Lengths 1, chunk - 1, chunk, chunk + 1, 2 chunks, ...: caches and first token are those of one whole pass."""
+    """Lengths 1, chunk - 1, chunk, chunk + 1, 2 chunks, ...: caches and first token are those of one whole
+    pass.
+    """
     chunk, text = SMALL["chunk"], cases[9]["prompt"]["ids"]
     lengths = [
         1,
@@ -128,7 +133,9 @@ def test_prompts_around_the_chunk_size(small, pair, cases) -> None:
     whole = score_texts(pair.target, pair.drafter, pair.weights["target"], [text])[0]
     for begin in range(0, len(lengths), SMALL["sequences"]):
         part = lengths[begin : begin + SMALL["sequences"]]
-        state, _, first, _ = small.start([Request(text[:length], max_tokens=1, method="ar") for length in part])
+        state, _, first, _ = small.start(
+            [Request(text[:length], max_tokens=1, method="ar") for length in part]
+        )
         assert np.asarray(state.length).tolist() == part
         latents = np.asarray(state.latents)
         for b, length in enumerate(part):
@@ -164,12 +171,17 @@ def test_a_second_request_does_not_see_the_first(small, cases) -> None:
 
 
 def test_a_slot_is_refilled_while_its_neighbours_run(small, cases) -> None:
-    """Two dispatches for four sequences, then another request in slot 1: all five texts are as decoded alone."""
+    """Two dispatches for four sequences, then another request in slot 1: all five texts are as decoded
+    alone.
+    """
     requests = [greedy(cases, index, 40) for index in (0, 1, 2, 3)]
     late = greedy(cases, 4, 24, temperature=0.8, seed=5)
     alone = decode(small, [*requests, late])
     state, controls, first, finish = small.start(requests)
-    runs = [run._replace(tokens=list(tokens), lengths=[], nodes=[]) for run, tokens in zip(alone, first, strict=False)]
+    runs = [
+        run._replace(tokens=list(tokens), lengths=[], nodes=[])
+        for run, tokens in zip(alone, first, strict=False)
+    ]
     assert finish == [None] * 4
     state, dispatch = small.run(state, controls)
     record(runs, dispatch)
@@ -232,7 +244,12 @@ def test_the_text_does_not_depend_on_the_drafter(small, cases, kind: str) -> Non
         "huge": lambda array: np.full(array.shape, 3e38),
     }[kind]
     drafter = jax.tree.map(lambda array: jnp.asarray(make(array), array.dtype), small.weights["drafter"])
-    requests = [greedy(cases, 0), greedy(cases, 1, method="dflash"), greedy(cases, 2, spine=True), greedy(cases, 3)]
+    requests = [
+        greedy(cases, 0),
+        greedy(cases, 1, method="dflash"),
+        greedy(cases, 2, spine=True),
+        greedy(cases, 3),
+    ]
     wanted = decode(small, [replace(request, method="ar") for request in requests])
     found = decode(with_weights(small, drafter=drafter), requests)
     assert [run.tokens for run in found] == [run.tokens for run in wanted]

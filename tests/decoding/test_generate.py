@@ -59,9 +59,13 @@ def test_stop_string_cuts_text_and_counts(model, engine):
 
 @pytest.mark.parametrize("stop", [(), ("\ufffd",)])
 def test_an_answer_that_ends_inside_a_character_says_so(model, stop):
-    """The limit cuts "né" after the first byte of its last letter; what is left of it may complete a stop string."""
+    """The limit cuts "né" after the first byte of its last letter; what is left of it may complete a stop
+    string.
+    """
     whole = model.tokenizer.encode("né")
-    cut = [identifier for identifier in range(256) if model.tokenizer.token_bytes(identifier) == "é".encode()[:1]]
+    cut = [
+        identifier for identifier in range(256) if model.tokenizer.token_bytes(identifier) == "é".encode()[:1]
+    ]
     letter = model.tokenizer.encode("n")
     for ids in ([*letter, *cut], whole):
         transcript = Transcript(model, stop, Statistics(1))

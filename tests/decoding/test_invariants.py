@@ -1,4 +1,6 @@
-"""The seven invariants of the design, and for each what its test says when the invariant is broken on purpose."""
+"""The seven invariants of the design, and for each what its test says when the invariant is broken on
+purpose.
+"""
 
 import copy
 from dataclasses import replace
@@ -34,7 +36,9 @@ def rebuilt(engine: Engine) -> Engine:
     other = copy.copy(engine)
     function = jax.jit(partial(rounds.run_rounds, engine.program), donate_argnums=1)
     lowered = function.lower(engine.weights, engine.abstract_state(), engine.abstract_controls())
-    other._rounds = lowered.compile(compiler_options={"xla_backend_optimization_level": 0})  # it runs for a moment only
+    other._rounds = lowered.compile(
+        compiler_options={"xla_backend_optimization_level": 0}
+    )  # it runs for a moment only
     return other
 
 
@@ -47,7 +51,8 @@ def check_nothing_compiles(engine: Engine, cases) -> None:
     decode(engine, [request(cases, 0)])
     with compilations() as events:
         jobs = [
-            Request(text[:length], max_tokens=3 + length % 5, budget=length % 9) for length in (1, 2, 15, 16, 17, 40)
+            Request(text[:length], max_tokens=3 + length % 5, budget=length % 9)
+            for length in (1, 2, 15, 16, 17, 40)
         ]
         jobs += [request(cases, 1, method=method) for method in ("ar", "dflash")]
         jobs += [request(cases, 2, temperature=0.7, top_p=0.9, seed=4, spine=True, top_k_cap=3)]
@@ -60,7 +65,9 @@ def test_invariant_1_no_shape_depends_on_data(small, cases) -> None:
     check_nothing_compiles(small, cases)
 
 
-def test_invariant_1_breaks_when_the_host_touches_the_device_with_data_shapes(small, cases, monkeypatch) -> None:
+def test_invariant_1_breaks_when_the_host_touches_the_device_with_data_shapes(
+    small, cases, monkeypatch
+) -> None:
     chunks = Engine._chunks
 
     def counting_on_the_device(self, requests):
@@ -75,7 +82,9 @@ def test_invariant_1_breaks_when_the_host_touches_the_device_with_data_shapes(sm
 
 
 def test_every_budget_from_0_to_64_under_one_compilation(wide, cases) -> None:
-    """The empty state, prefill and rounds compiled once; 65 budgets in mixed batches, nothing more; one text."""
+    """The empty state, prefill and rounds compiled once; 65 budgets in mixed batches, nothing more; one
+    text.
+    """
     engine, made = wide
     assert len(made) == 3, made
     wanted = cases[1]["tokens"][:16]
@@ -96,7 +105,11 @@ def test_every_budget_from_0_to_64_under_one_compilation(wide, cases) -> None:
 def test_block_8_budget_32_candidate_cap_8_is_the_default_and_has_33_rows(engines, pair, cases) -> None:
     """The story's crash: a draft block of 8 rows and a tree of 33 met in one captured shape."""
     engine = engines(**STORY)
-    assert (pair.drafter.block_size, engine.program.capacity.rows, engine.program.capacity.candidates) == (8, 33, 8)
+    assert (pair.drafter.block_size, engine.program.capacity.rows, engine.program.capacity.candidates) == (
+        8,
+        33,
+        8,
+    )
     runs = decode(engine, [request(cases, index, budget=32, top_k_cap=8) for index in range(4)])
     assert [run.tokens for run in runs] == [case["tokens"][:COUNT] for case in cases[:4]]
     assert all(nodes == 32 for run in runs for nodes in run.nodes)
@@ -106,13 +119,22 @@ def test_block_8_budget_32_candidate_cap_8_is_the_default_and_has_33_rows(engine
 def traced(pair, block: int, fields: dict[str, int]) -> jax.Array:
     """The shape of what a dispatch returns, from tracing alone."""
     program = Program(pair.target, replace(pair.drafter, block_size=block), Capacity(**fields))
-    state = jax.eval_shape(lambda: initial_state(program.target, program.drafter, program.capacity, jnp.float32))
+    state = jax.eval_shape(
+        lambda: initial_state(program.target, program.drafter, program.capacity, jnp.float32)
+    )
     controls = controls_of(program, [None] * program.capacity.sequences)
     return jax.eval_shape(partial(rounds.run_rounds, program), pair.weights, state, controls)[1]
 
 
 def check_separate_constants(pair) -> None:
-    for block, rows, candidates in ((8, 33, 8), (8, 8, 7), (2, 33, 32), (16, 33, 8), (16, 65, 64), (5, 40, 3)):
+    for block, rows, candidates in (
+        (8, 33, 8),
+        (8, 8, 7),
+        (2, 33, 32),
+        (16, 33, 8),
+        (16, 65, 64),
+        (5, 40, 3),
+    ):
         fields = {"sequences": 2, "rows": rows, "candidates": candidates, "context": 64, "rounds": 3}
         assert traced(pair, block, fields).shape == (3 * 2 * (block + 4) + 3 * 2,)
 
@@ -146,9 +168,13 @@ def check_like_a_fresh_prefill(engine: Engine, state: State, texts) -> None:
         length = len(text) - 1
         assert int(state.length[sequence]) == int(fresh.length[sequence]) == length
         assert int(state.root[sequence]) == text[-1]
-        for found, wanted in zip(caches(state, sequence, 0, length), caches(fresh, sequence, 0, length), strict=True):
+        for found, wanted in zip(
+            caches(state, sequence, 0, length), caches(fresh, sequence, 0, length), strict=True
+        ):
             close(found, wanted, f"cache of sequence {sequence}")
-        assert not any(tail.any() for tail in caches(state, sequence, length)), f"sequence {sequence} wrote too much"
+        assert not any(tail.any() for tail in caches(state, sequence, length)), (
+            f"sequence {sequence} wrote too much"
+        )
 
 
 def check_only_committed_rows(engine: Engine, prefilled: Engine, cases) -> None:
@@ -178,7 +204,9 @@ def test_invariant_3_the_cache_holds_committed_tokens_only(small, cases) -> None
 
 def test_invariant_3_breaks_when_rejected_rows_are_written(small, cases, monkeypatch) -> None:
     append = stages.append_rows
-    everything = lambda cache, rows, start, count: append(cache, rows, start, jnp.full_like(count, rows.shape[2]))
+    everything = lambda cache, rows, start, count: append(
+        cache, rows, start, jnp.full_like(count, rows.shape[2])
+    )
     monkeypatch.setattr(stages, "append_rows", everything)
     with pytest.raises(AssertionError, match="wrote too much"):
         check_only_committed_rows(rebuilt(small), small, cases)
@@ -193,12 +221,18 @@ def check_same_tokens(engine: Engine, plain: Engine, cases, **options) -> None:
     jobs += [request(cases, 0, budget=budget, **options) for budget in (0, 1, 4, 8)]
     jobs.insert(1, request(cases, 4))
     wanted = decode(plain, jobs[:1])[0].tokens
-    found = [run.tokens for job, run in zip(jobs, decode(engine, jobs), strict=True) if job.prompt == jobs[0].prompt]
+    found = [
+        run.tokens
+        for job, run in zip(jobs, decode(engine, jobs), strict=True)
+        if job.prompt == jobs[0].prompt
+    ]
     assert found == [wanted] * (len(jobs) - 1)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 7}], ids=["greedy", "sampled"])
-def test_invariant_4_a_token_depends_on_prompt_seed_and_position_alone(small, engines, cases, options) -> None:
+def test_invariant_4_a_token_depends_on_prompt_seed_and_position_alone(
+    small, engines, cases, options
+) -> None:
     check_same_tokens(small, small, cases, **options)
     check_same_tokens(engines(**STORY), small, cases, **options)
 
@@ -243,7 +277,9 @@ def poisoned(state: State) -> State:
         cache[:, tail] = np.nan
         return jax.device_put(cache)
 
-    rest = jax.tree.map(lambda array: jax.device_put(np.array(array)), state._replace(latents=None, draft=None))
+    rest = jax.tree.map(
+        lambda array: jax.device_put(np.array(array)), state._replace(latents=None, draft=None)
+    )
     return rest._replace(latents=fill(state.latents), draft=jax.tree.map(fill, state.draft))
 
 
@@ -284,7 +320,9 @@ def test_invariant_5_breaks_when_attention_reads_past_the_length(small, cases, m
 
 
 def test_invariant_5_prefill_over_a_dirty_cache_and_dirty_chunk_padding(small, cases, monkeypatch) -> None:
-    """A new request on a state full of NaN, with arbitrary ids in the padding of its chunks: the same, bit by bit."""
+    """A new request on a state full of NaN, with arbitrary ids in the padding of its chunks: the same, bit by
+    bit.
+    """
     jobs = [request(cases, index) for index in (0, 1, 4, 9 - 1)]
     wanted, clean = finish_batch(small, jobs)
     chunks = Engine._chunks
@@ -295,7 +333,9 @@ def test_invariant_5_prefill_over_a_dirty_cache_and_dirty_chunk_padding(small, c
             yield chunk._replace(tokens=np.where(padding, np.int32(10**6), chunk.tokens))
 
     monkeypatch.setattr(Engine, "_chunks", dirty_chunks)
-    empty = jax.tree.map(lambda spec: jax.device_put(np.zeros(spec.shape, spec.dtype)), small.abstract_state())
+    empty = jax.tree.map(
+        lambda spec: jax.device_put(np.zeros(spec.shape, spec.dtype)), small.abstract_state()
+    )
     monkeypatch.setattr(Engine, "_new_state", lambda self: poisoned(empty))
     found, dirty = finish_batch(small, jobs)
     assert found == wanted
@@ -309,7 +349,9 @@ def test_invariant_5_candidates_past_the_cap_are_never_read(cases) -> None:
     log_probs = np.sort(-random.random((2, 7, 8)), axis=-1)[..., ::-1].astype(np.float32)
     ids = random.integers(0, 100, (2, 7, 8)).astype(np.int32)
     shape = Shape(np.full(2, 20, np.int32), np.array([3, 8], np.int32), np.zeros(2, bool))
-    make = jax.jit(lambda log_probs, ids: build(jnp.zeros(2, jnp.int32), log_probs, ids, shape, lattice(7, 20, 8), 40))
+    make = jax.jit(
+        lambda log_probs, ids: build(jnp.zeros(2, jnp.int32), log_probs, ids, shape, lattice(7, 20, 8), 40)
+    )
     dirty_probs, dirty_ids = log_probs.copy(), ids.copy()
     dirty_probs[0, :, 3:], dirty_ids[0, :, 3:] = np.nan, -7
     for one, other in zip(make(log_probs, ids), make(dirty_probs, dirty_ids), strict=True):
@@ -320,17 +362,20 @@ def test_invariant_5_candidates_past_the_cap_are_never_read(cases) -> None:
 
 
 def check_lengths_are_read_on_the_device(engine: Engine, plain: Engine, cases) -> None:
-    """Setting the length in the state is all that a rewind takes: the text goes on from there as it did before."""
+    """Setting the length in the state is all that a rewind takes: the text goes on from there as it did
+    before.
+    """
     jobs = [request(cases, index) for index in range(SEQUENCES)]
     runs, state = finish_batch(plain, jobs)
     for kept in (1, 6, 11):
         lengths = np.array([len(job.prompt) + kept - 1 for job in jobs], np.int32)
         roots = np.array([run.tokens[kept - 1] for run in runs], np.int32)
         back = jax.tree.map(lambda array: jax.device_put(np.array(array)), state)._replace(
-            root=jax.device_put(roots), length=jax.device_put(lengths),
+            root=jax.device_put(roots),
+            length=jax.device_put(lengths),
             emitted=jax.device_put(np.full(SEQUENCES, kept, np.int32)),
             finish=jax.device_put(np.full(SEQUENCES, RUNNING, np.int32)),
-        )  # fmt: skip
+        )
         texts, finish = [[] for _ in jobs], [None]
         while any(end is None for end in finish):
             back, dispatch = engine.run(back, engine.controls(jobs))
@@ -346,7 +391,10 @@ def test_invariant_6_lengths_live_on_the_device(small, cases) -> None:
 
 def test_invariant_6_breaks_when_a_length_is_captured(small, cases, monkeypatch) -> None:
     """As in an engine that froze the key count of the prefill into its graph."""
-    attention, captured = mla_module.tree_attention, [len(case["prompt"]["ids"]) for case in cases[:SEQUENCES]]
+    attention, captured = (
+        mla_module.tree_attention,
+        [len(case["prompt"]["ids"]) for case in cases[:SEQUENCES]],
+    )
 
     def frozen(queries, cache, layer, lengths, *rest, **options):
         return attention(queries, cache, layer, jnp.array(captured, jnp.int32), *rest, **options)
@@ -361,7 +409,9 @@ def test_invariant_6_breaks_when_a_length_is_captured(small, cases, monkeypatch)
 
 
 def check_every_cut(engine: Engine, prefilled: Engine, jobs, wanted) -> set[int]:
-    """Each job ends as `wanted` (tokens, reason) says, with caches as after a prefill; returns the ends' slots."""
+    """Each job ends as `wanted` (tokens, reason) says, with caches as after a prefill; returns the ends'
+    slots.
+    """
     slots = set()
     for begin in range(0, len(jobs), SEQUENCES):
         part = slice(begin, begin + SEQUENCES)
@@ -400,7 +450,9 @@ def test_invariant_7_the_length_limit_may_fall_on_any_slot(small, cases) -> None
 
 
 def test_invariant_7_the_context_end_may_fall_on_any_slot(small, wide, cases) -> None:
-    """Prompts that leave room for 1 to 12 tokens; the wide engine, with more context, says how the text goes on."""
+    """Prompts that leave room for 1 to 12 tokens; the wide engine, with more context, says how the text goes
+    on.
+    """
     context, text = SMALL["context"], cases[9]["prompt"]["ids"]
     prompts = [text[: context - room] for room in range(1, 13)]
     longer = decode(wide[0], [Request(prompt, max_tokens=12, budget=64) for prompt in prompts])

@@ -13,7 +13,8 @@ from jddtree.decoding import tree
 from jddtree.decoding.ranking import BLOCK, DIRECT, by_counting, by_sorting
 from jddtree.decoding.tree import Shape, lattice
 
-# Scores and how many are kept: one comparison, whole and broken blocks, blocks of blocks, more than blocks can pass on.
+# Scores and how many are kept: one comparison, whole and broken blocks, blocks of blocks, more than blocks
+# can pass on.
 SIZES = [(1, 1), (7, 7), (DIRECT, 64), (DIRECT + 1, 64), (12 * BLOCK, 33), (12 * BLOCK - 1, 200)]
 SIZES += [(DIRECT + 500, BLOCK // 2 + 1)]
 KINDS = ("random", "ties", "equal", "infinite", "nothing")

@@ -30,7 +30,10 @@ def sampling(count: int, *, temperature=1.0, top_p=1.0, seed=0, sequences=None) 
     full = lambda value, dtype: np.broadcast_to(np.asarray(value, dtype), count)
     numbers = np.arange(count) if sequences is None else sequences
     return Sampling(
-        full(temperature, np.float32), full(top_p, np.float32), full(seed, np.uint32), full(numbers, np.uint32)
+        full(temperature, np.float32),
+        full(top_p, np.float32),
+        full(seed, np.uint32),
+        full(numbers, np.uint32),
     )
 
 
@@ -51,7 +54,9 @@ def probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 
 
 def check_distribution(tokens: np.ndarray, expected: np.ndarray) -> None:
-    """Sampled tokens follow `expected` [V], by a chi-square test that true samples fail once in 30,000 times."""
+    """Sampled tokens follow `expected` [V], by a chi-square test that true samples fail once in 30,000
+    times.
+    """
     counts = np.bincount(tokens, minlength=len(expected)).astype(np.float64)
     statistic, freedom = reference.chi_square(counts, expected * len(tokens))
     assert freedom >= 3
@@ -82,7 +87,9 @@ def test_second_tokens_follow_the_target_after_the_first(pair, prompt, logits) -
     firsts = draw(logits, PROMPT_POSITION, temperature=0.8)
     likely = np.argsort(-logits)[:FIRST_TOKENS]
     texts = [[*prompt, int(first)] for first in likely]
-    after = [found.logits[-1] for found in score_texts(pair.target, pair.drafter, pair.weights["target"], texts)]
+    after = [
+        found.logits[-1] for found in score_texts(pair.target, pair.drafter, pair.weights["target"], texts)
+    ]
     place = {int(first): index for index, first in enumerate(likely)}
     known = np.array([first in place for first in firsts])
     assert known.mean() > 0.7
@@ -93,7 +100,9 @@ def test_second_tokens_follow_the_target_after_the_first(pair, prompt, logits) -
         [probabilities(logits, 0.8)[first] * probabilities(after[place[int(first)]], 0.8) for first in likely]
     )
     joint = np.append(joint, 1.0 - joint.sum())  # the last bin: any other first token
-    cells = np.array([place.get(int(first), 0) * size + second for first, second in zip(firsts, seconds, strict=True)])
+    cells = np.array(
+        [place.get(int(first), 0) * size + second for first, second in zip(firsts, seconds, strict=True)]
+    )
     cells[~known] = len(joint) - 1
     check_distribution(cells, joint)
 
@@ -140,7 +149,9 @@ def test_nucleus_ends_where_the_sum_is_reached_exactly() -> None:
 
 @pytest.mark.parametrize("top_p", [1e-7, 1.1e-38, 1e-40, 1e-45, 1e-60])
 def test_the_smallest_top_p_keeps_the_best_token(top_p: float) -> None:
-    """float32 takes numbers below its smallest normal one for 0; beside them a neighbour keeps what it asks for."""
+    """float32 takes numbers below its smallest normal one for 0; beside them a neighbour keeps what it asks
+    for.
+    """
     values = np.tile(np.array([0.0, 1.0, 3.0, 2.0], np.float32), (2, 6, 1))
     draws = sampling(2, temperature=5.0, top_p=[top_p, 1.0])
     tokens = np.asarray(_choose(values, np.arange(12, dtype=np.int32).reshape(2, 6), draws))
@@ -148,7 +159,9 @@ def test_the_smallest_top_p_keeps_the_best_token(top_p: float) -> None:
 
 
 def test_top_p_1_excludes_nothing_beside_a_neighbour_with_less() -> None:
-    """Rounded sums of probabilities reach 1 before the unlikely tokens; they must stay, whatever a neighbour asks."""
+    """Rounded sums of probabilities reach 1 before the unlikely tokens; they must stay, whatever a neighbour
+    asks.
+    """
     values = np.full((2, 1, 1000), -25.0, np.float32)
     values[:, :, :4] = 0.0
     filtered = np.asarray(nucleus(jnp.asarray(values), jnp.array([1.0, 0.9])))
@@ -175,7 +188,9 @@ def test_a_temperature_near_0_is_greedy(temperature: float) -> None:
 
 
 def test_noise_depends_on_seed_sequence_and_position_alone(logits) -> None:
-    """The same choice in whatever row and batch it is made, another one for another seed, sequence or position."""
+    """The same choice in whatever row and batch it is made, another one for another seed, sequence or
+    position.
+    """
     rows = np.broadcast_to(logits, (4, 6, len(logits)))
     positions = np.array([[3, 4, 5, 6, 7, 8]] * 4, np.int32)
     base = np.asarray(_choose(rows, positions, sampling(4, temperature=2.0, seed=9)))
@@ -194,7 +209,10 @@ SAMPLED = {"max_tokens": 20, "temperature": 0.8, "seed": 11}
 @pytest.fixture(scope="module")
 def plain(small, cases):
     """Tokens that plain decoding samples after each prompt."""
-    return [run.tokens for run in decode(small, [Request(prompt, method="ar", **SAMPLED) for prompt in prompts(cases)])]
+    return [
+        run.tokens
+        for run in decode(small, [Request(prompt, method="ar", **SAMPLED) for prompt in prompts(cases)])
+    ]
 
 
 def prompts(cases) -> list[list[int]]:
@@ -202,7 +220,11 @@ def prompts(cases) -> list[list[int]]:
 
 
 def ways(budgets) -> list[dict]:
-    return [{"method": "ar"}, {"method": "dflash"}, *({"method": "ddtree", "budget": budget} for budget in budgets)]
+    return [
+        {"method": "ar"},
+        {"method": "dflash"},
+        *({"method": "ddtree", "budget": budget} for budget in budgets),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +256,13 @@ def test_top_p_is_lossless_too(small, cases) -> None:
     """Beside neighbours that sample otherwise."""
     base = {"max_tokens": 20, "temperature": 1.2, "top_p": 0.8, "seed": 3}
     ids = prompts(cases)[1]
-    found = decode(small, [Request(ids, method="ar", **base), Request(ids, budget=8, **base), Request(ids, budget=4),
-                           Request(ids, method="dflash", **base)])  # fmt: skip
+    found = decode(
+        small,
+        [
+            Request(ids, method="ar", **base),
+            Request(ids, budget=8, **base),
+            Request(ids, budget=4),
+            Request(ids, method="dflash", **base),
+        ],
+    )
     assert found[0].tokens == found[1].tokens == found[3].tokens != found[2].tokens[:20]

@@ -1,4 +1,6 @@
-"""Third-party decoding traces: the same tokens, and the same number of them in every round, for every method."""
+"""Third-party decoding traces: the same tokens, and the same number of them in every round, for every
+method.
+"""
 
 import pytest
 from harness import Run, decode
@@ -14,7 +16,9 @@ def request_of(case, decoder: str) -> Request:
     """One token more than the trace has, so that its last round is seen even where it ends exactly there."""
     method, _, budget = decoder.partition("_")
     ids = case["prompt"]["ids"]
-    return Request(ids, max_tokens=TOKENS + 1, method=method, budget=int(budget or 0), stop_ids=case["stop_ids"])
+    return Request(
+        ids, max_tokens=TOKENS + 1, method=method, budget=int(budget or 0), stop_ids=case["stop_ids"]
+    )
 
 
 def reference_lengths(case, decoder: str) -> list[int]:
@@ -31,8 +35,8 @@ def width(engine, decoder: str) -> int:
 
 @pytest.fixture(scope="module")
 def runs(wide, cases) -> dict[tuple[int, str], Run]:
-    """All traces through one engine. Sequences of the same compiled width and about equally many rounds share a batch,
-    so it mixes the methods and no round is wider than one of them needs.
+    """All traces through one engine. Sequences of the same compiled width and about equally many rounds share
+    a batch, so it mixes the methods and no round is wider than one of them needs.
     """
     engine, _ = wide
     jobs = [(index, decoder) for index in range(len(cases)) for decoder in DECODERS]

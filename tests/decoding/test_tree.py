@@ -32,18 +32,27 @@ def _build(root, log_probs, ids, shape, sizes, capacity) -> Tree:
 def make(
     log_probs, ids, *, budget, cap=10**6, spine=False, largest=LARGEST, width=LARGEST, capacity=LARGEST + 1
 ) -> Tree:
-    """One tree as NumPy arrays. Candidates are padded to `width`, so that cases of one depth share a compilation."""
+    """One tree as NumPy arrays. Candidates are padded to `width`, so that cases of one depth share a
+    compilation.
+    """
     depth, found = log_probs.shape
     pad = ((0, 0), (0, width - found))
     padded = np.pad(np.asarray(log_probs, np.float32), pad, constant_values=-np.inf)
     shape = Shape(np.array([budget], np.int32), np.array([min(cap, found)], np.int32), np.array([spine]))
-    arguments = (np.array([ROOT], np.int32), padded[None], np.pad(np.asarray(ids, np.int32), pad)[None], shape)
+    arguments = (
+        np.array([ROOT], np.int32),
+        padded[None],
+        np.pad(np.asarray(ids, np.int32), pad)[None],
+        shape,
+    )
     tree = _build(*arguments, (depth, largest, width), capacity)
     return Tree(*(np.asarray(array)[0] for array in tree))
 
 
 def check(tree: Tree, tokens, depths, parents, sees=None) -> None:
-    """A built tree is exactly these nodes; parents are those of all rows, the root's is -1; the rest is padding."""
+    """A built tree is exactly these nodes; parents are those of all rows, the root's is -1; the rest is
+    padding.
+    """
     count = len(tokens) + 1
     assert tree.tokens.tolist() == [ROOT, *tokens, *[0] * (len(tree.tokens) - count)]
     assert tree.depths.tolist() == [0, *depths, *[0] * (len(tree.tokens) - count)]
@@ -86,7 +95,9 @@ def candidates(logits: np.ndarray, count: int, softcap: float | None = None) -> 
 
 @pytest.mark.parametrize("case", range(28))
 def test_every_stored_tree_from_its_logits(stored, kinds, case: int) -> None:
-    """Where logits tie inside a slot, the reference's order of them follows no rule, so those cases end here."""
+    """Where logits tie inside a slot, the reference's order of them follows no rule, so those cases end
+    here.
+    """
     logits = stored[f"case{case}.logits"]
     log_probs, ids = candidates(logits, min(LARGEST, logits.shape[1]))
     wanted = stored[f"case{case}.b{LARGEST}.top_logprobs"]
@@ -115,7 +126,9 @@ EXAMPLE_IDS = np.array([[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]])
 
 
 def test_worked_example() -> None:
-    """Three slots of four candidates: (0) (0,0) (0,0,0) (1) (0,1) (0,1,0) with probabilities that sum to 1.762."""
+    """Three slots of four candidates: (0) (0,0) (0,0,0) (1) (0,1) (0,1,0) with probabilities that sum to
+    1.762.
+    """
     tree = make(EXAMPLE, EXAMPLE_IDS, budget=6)
     check(tree, [10, 20, 30, 11, 21, 30], [1, 2, 3, 1, 2, 3], [-1, 0, 1, 2, 0, 1, 5])
     assert np.exp(tree.scores[1:7]).sum() == pytest.approx(1.762, abs=1e-6)
@@ -142,7 +155,8 @@ def slots(random: np.random.Generator, kind: str, depth: int, width: int) -> np.
     return np.sort(values, axis=-1)[:, ::-1].astype(np.float32)
 
 
-# depth, largest budget, compiled candidates, rows: the default, the story's, block 16, a narrow and a tiny one
+# depth, largest budget, compiled candidates, rows: the default, the story's, block 16, a narrow and a tiny
+# one
 SIZES = [(7, 64, 64, 65), (7, 32, 8, 33), (15, 64, 64, 65), (15, 64, 4, 72), (3, 8, 8, 9), (1, 5, 3, 6)]
 
 
@@ -158,7 +172,9 @@ def test_builder_is_the_heap(sizes, data) -> None:
     spine = data.draw(st.booleans(), label="spine")
     log_probs = slots(random, kind, depth, width)
     ids = np.argsort(random.random((depth, width)), axis=-1)
-    tree = make(log_probs, ids, budget=budget, cap=cap, spine=spine, largest=largest, width=width, capacity=capacity)
+    tree = make(
+        log_probs, ids, budget=budget, cap=cap, spine=spine, largest=largest, width=width, capacity=capacity
+    )
     wanted = reference.heap_tree(log_probs, ids, budget, cap, spine)
     check(tree, wanted.tokens, wanted.depths, [-1, *wanted.parents])
     assert tree.scores[1 : len(wanted.tokens) + 1].tolist() == wanted.scores
@@ -171,7 +187,12 @@ def test_every_budget_is_a_prefix_of_the_largest(stored, spine: bool) -> None:
     for budget in range(LARGEST + 1):
         tree = make(log_probs, ids, budget=budget, spine=spine)
         count = budget + 1
-        check(tree, whole.tokens[1:count].tolist(), whole.depths[1:count].tolist(), whole.parents[:count].tolist())
+        check(
+            tree,
+            whole.tokens[1:count].tolist(),
+            whole.depths[1:count].tolist(),
+            whole.parents[:count].tolist(),
+        )
 
 
 def test_rank_cap_one_is_the_top_1_chain() -> None:
@@ -192,7 +213,9 @@ def test_spine_comes_first_and_may_be_cut_by_the_budget() -> None:
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("ids", [[0, 1, 2, 3], [2]], ids=["all", "one"])
 def test_a_broken_drafter_cannot_break_the_tree(broken: float, ids: list[int]) -> None:
-    """Whatever its logits are, a node's parent precedes it and lies one step higher, so verification stays exact."""
+    """Whatever its logits are, a node's parent precedes it and lies one step higher, so verification stays
+    exact.
+    """
     for slot in range(3):
         logits = EXAMPLE.astype(np.float32)
         logits[slot, ids] = broken
@@ -205,7 +228,9 @@ def test_a_broken_drafter_cannot_break_the_tree(broken: float, ids: list[int]) -
 
 @pytest.mark.parametrize("spine", [False, True])
 def test_places_without_a_candidate_never_enter_the_tree(spine: bool) -> None:
-    """Two candidates, one and none at the three depths: a tree of the only four paths, whatever the budget."""
+    """Two candidates, one and none at the three depths: a tree of the only four paths, whatever the
+    budget.
+    """
     log_probs = np.array([[-0.7, -1.2, -np.inf], [-0.9, -np.inf, -np.inf], [-np.inf] * 3], np.float32)
     tree = make(log_probs, np.array([[7, 8, 0], [9, 0, 0], [0, 0, 0]]), budget=20, spine=spine)
     used = np.flatnonzero(tree.valid)
@@ -215,7 +240,9 @@ def test_places_without_a_candidate_never_enter_the_tree(spine: bool) -> None:
 
 
 def test_lattice_sizes_and_order() -> None:
-    """Sizes for depth 7 and 15 as counted in the derivation (a prefix needs r1 + r1 r2 + .. within the budget)."""
+    """Sizes for depth 7 and 15 as counted in the derivation (a prefix needs r1 + r1 r2 + .. within the
+    budget).
+    """
     assert [len(lattice(7, budget, budget).depths) for budget in (8, 16, 32, 64)] == [53, 285, 1379, 6005]
     assert [len(lattice(15, budget, budget).depths) for budget in (8, 16, 32)] == [54, 397, 3576]
     table = lattice(7, 32, 8)

@@ -1,4 +1,6 @@
-"""Ids that pad the vocabulary, a rank's share or the checkpoint's: never chosen, never drafted, never counted."""
+"""Ids that pad the vocabulary, a rank's share or the checkpoint's: never chosen, never drafted, never
+counted.
+"""
 
 import json
 from dataclasses import replace
@@ -28,14 +30,16 @@ def over_ranks(call, logits: np.ndarray, ranks: int = 4):
     """What `call` (of a vocabulary and logits) gives with the last axis of the logits over ranks."""
     function = partial(call, Vocabulary(IDS, AXIS))
     specs = P(*[None] * (logits.ndim - 1), AXIS)
-    return jax.jit(jax.shard_map(function, mesh=make_mesh(ranks), in_specs=specs, out_specs=P(), check_vma=False))(
-        logits
-    )
+    return jax.jit(
+        jax.shard_map(function, mesh=make_mesh(ranks), in_specs=specs, out_specs=P(), check_vma=False)
+    )(logits)
 
 
 @pytest.fixture(scope="module")
 def logits() -> np.ndarray:
-    """Real logits below 0, as zeros of a padded head would win against them; those of padding are 50. [2, 3, 12]"""
+    """Real logits below 0, as zeros of a padded head would win against them; those of padding are 50. [2, 3,
+    12]
+    """
     values = -1 - np.random.default_rng(0).random((2, 3, PADDED), np.float32)
     values[..., IDS:] = 50.0
     return values
@@ -82,11 +86,16 @@ EXTRA = 64
 
 @pytest.fixture(scope="module")
 def padded(tmp_path_factory) -> jddtree.Model:
-    """The micro target with 64 ids that its tokenizer does not have; one of them has the largest logit of any row."""
+    """The micro target with 64 ids that its tokenizer does not have; one of them has the largest logit of any
+    row.
+    """
     folder = copy_folder(micro_target(), tmp_path_factory.mktemp("padded"))
 
     def add_ids(tensors: dict[str, np.ndarray]) -> None:
-        head, embed = tensors["language_model.lm_head.weight"], tensors["language_model.model.embed_tokens.weight"]
+        head, embed = (
+            tensors["language_model.lm_head.weight"],
+            tensors["language_model.model.embed_tokens.weight"],
+        )
         loud = (head[: EXTRA // 2].astype(np.float32) * 50).astype(head.dtype)
         tensors["language_model.lm_head.weight"] = np.concatenate([head, loud, -loud])
         tensors["language_model.model.embed_tokens.weight"] = np.concatenate([embed, embed[:EXTRA]])
@@ -102,7 +111,9 @@ def test_ids_without_a_token_have_no_logit(padded: jddtree.Model) -> None:
     assert (padded.target.vocab_size, padded.target.writable_ids) == (1280 + EXTRA, 1280)
     hidden = jnp.asarray(np.random.default_rng(1).normal(size=(16, 256)), jnp.float32)
     everything = replace(padded.target, writable_ids=None)
-    masked, whole = (Target(config, padded.weights["target"]).logits(hidden) for config in (padded.target, everything))
+    masked, whole = (
+        Target(config, padded.weights["target"]).logits(hidden) for config in (padded.target, everything)
+    )
     assert (whole.argmax(-1) >= 1280).all()
     np.testing.assert_array_equal(masked[:, :1280], whole[:, :1280])
     assert (masked[:, 1280:] == -jnp.inf).all()
@@ -114,5 +125,7 @@ def test_ids_without_a_token_are_never_written(padded: jddtree.Model) -> None:
     prompt = prompt_ids(padded, "def is_empty(self):", thinking=False)
     request = jddtree.Request(prompt=prompt, method="ar", max_tokens=30, stop_ids=padded.stop_ids)
     greedy, sampled = decode(engine, [request, replace(request, temperature=1.0)])
-    assert padded.tokenizer.decode(greedy.tokens[:-1]) == "def is_empty(self):\n    return not self.is_empty()"
+    assert (
+        padded.tokenizer.decode(greedy.tokens[:-1]) == "def is_empty(self):\n    return not self.is_empty()"
+    )
     assert len(sampled.tokens) > 5 and max(sampled.tokens) < 1280

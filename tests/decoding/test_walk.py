@@ -15,7 +15,9 @@ BLOCK, ROWS, BATCH = 6, 20, 4
 _walk = jax.jit(walk, static_argnums=2)
 
 
-def random_tree(random: np.random.Generator, nodes: int, vocabulary: int) -> tuple[list[int], list[int], list[int]]:
+def random_tree(
+    random: np.random.Generator, nodes: int, vocabulary: int
+) -> tuple[list[int], list[int], list[int]]:
     """Tokens, parents and depths of a tree whose siblings differ, root first, at most BLOCK - 1 deep."""
     tokens, parents, depths = [int(random.integers(vocabulary))], [-1], [0]
     taken: set[tuple[int, int]] = set()
@@ -29,11 +31,15 @@ def random_tree(random: np.random.Generator, nodes: int, vocabulary: int) -> tup
 
 def batch_of(trees) -> Tree:
     """Pad trees to ROWS as the builder does: parent -1, token 0, not valid."""
-    fill = lambda index, padding: np.array([[*t[index], *[padding] * (ROWS - len(t[index]))] for t in trees], np.int32)
+    fill = lambda index, padding: np.array(
+        [[*t[index], *[padding] * (ROWS - len(t[index]))] for t in trees], np.int32
+    )
     tokens, parents, depths = fill(0, 0), fill(1, -1), fill(2, 0)
     valid = np.array([[row < len(t[0]) for row in range(ROWS)] for t in trees])
     words = ancestor_words(jnp.asarray(parents), jnp.asarray(valid), BLOCK - 1)
-    return Tree(*map(jnp.asarray, (tokens, parents, depths, valid, np.zeros(tokens.shape, np.float32))), words)
+    return Tree(
+        *map(jnp.asarray, (tokens, parents, depths, valid, np.zeros(tokens.shape, np.float32))), words
+    )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -67,7 +73,9 @@ def test_walk_keeps_exactly_what_agrees(chain, agreed: int) -> None:
 
 def test_padding_is_never_entered(chain) -> None:
     """Padded rows hold token 0 and parent -1: a choice of 0 must not match them, nor a parent of row 0."""
-    padded = chain._replace(valid=chain.valid & (np.arange(ROWS) < 1)[None], parents=jnp.zeros_like(chain.parents))
+    padded = chain._replace(
+        valid=chain.valid & (np.arange(ROWS) < 1)[None], parents=jnp.zeros_like(chain.parents)
+    )
     _, lengths = _walk(padded, np.zeros((BATCH, ROWS), np.int32), BLOCK)
     assert np.asarray(lengths).tolist() == [1] * BATCH
 

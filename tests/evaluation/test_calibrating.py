@@ -1,4 +1,6 @@
-"""Fitting what scores are worth: known weights are found again, and the check and the commands tell the truth."""
+"""Fitting what scores are worth: known weights are found again, and the check and the commands tell the
+truth.
+"""
 
 import json
 from types import SimpleNamespace
@@ -26,8 +28,8 @@ WEIGHTS = np.array([0.4, 0.8, 1.1, 0.1, -0.5, 0.2])
 
 
 def rounds(count: int, weights, seed: int = 0) -> list[SimpleNamespace]:
-    """Rounds of 40 nodes whose acceptance follows the weights, node by node; a path no tree has, but the fit asks for
-    none.
+    """Rounds of 40 nodes whose acceptance follows the weights, node by node; a path no tree has, but the fit
+    asks for none.
     """
     random = np.random.default_rng(seed)
     made = []
@@ -37,7 +39,9 @@ def rounds(count: int, weights, seed: int = 0) -> list[SimpleNamespace]:
         given = np.asarray(features(*map(jnp.asarray, (scores, depths, ~spine))), np.float64)
         chance = 1 / (1 + np.exp(-given @ weights))
         path = np.flatnonzero(random.random(41) < chance)
-        made.append(SimpleNamespace(scores=scores, depths=depths, on_spine=spine, path=path, tokens=np.zeros(41)))
+        made.append(
+            SimpleNamespace(scores=scores, depths=depths, on_spine=spine, path=path, tokens=np.zeros(41))
+        )
     return made
 
 
@@ -90,7 +94,18 @@ def test_the_bundled_calibration_has_every_mode() -> None:
 def test_calibrate_writes_what_generate_reads(tmp_path, capsys) -> None:
     prompts, output = tmp_path / "prompts.json", tmp_path / "calibration.json"
     prompts.write_text(json.dumps([[1024, 258, 307], [1024, 542], [1024, 365], [1024, 66]]), encoding="utf-8")
-    options = ["--prompts", prompts, "--output", output, "--budget", "8", "--max-tokens", "10", "--temperatures", "1"]
+    options = [
+        "--prompts",
+        prompts,
+        "--output",
+        output,
+        "--budget",
+        "8",
+        "--max-tokens",
+        "10",
+        "--temperatures",
+        "1",
+    ]
     call = ["calibrate", "--dtype", "float32", "--mesh", "1", "--quiet", "--plot", tmp_path, *options]
     assert guarded(lambda: app(list(map(str, call)), standalone_mode=False)) == 0
     assert set(read_calibration(output).weights) == set(MODES)
@@ -157,9 +172,12 @@ def test_shipped_curves_can_be_read() -> None:
 def test_economy_is_made_of_sums() -> None:
     found = stats.economy([8, 0], [3, 1], [2.5, 1.0], [0.5, 0.5], 2.0)
     assert found == {
-        "nodes_per_round": 4.0, "tokens_per_round": 2.0, "expected_tokens_per_round": 1.75, "tokens_per_s": 2.0,
+        "nodes_per_round": 4.0,
+        "tokens_per_round": 2.0,
+        "expected_tokens_per_round": 1.75,
+        "tokens_per_s": 2.0,
         "expected_tokens_per_s": 3.5,
-    }  # fmt: skip
+    }
     nothing = stats.economy([], [], [], [], 0.0)
     assert nothing["tokens_per_s"] is None and nothing["expected_tokens_per_s"] is None
 
@@ -208,8 +226,25 @@ def test_generate_auto_reports_its_economy(tmp_path, capsys) -> None:
     cost = tmp_path / "cost.json"
     table = CostTable((Curve(4096, (1, 9), (0.01, 0.02)),), 0.001, "made up")
     cost.write_text(json.dumps(table.record()), encoding="utf-8")
-    call = ["generate", "--raw", "-p", "class Stack:\n", "--budget", "auto", "--capacity", "9", "--cost", str(cost),
-            "--max-tokens", "16", "--json", "--mesh", "1", "--max-context", "256"]  # fmt: skip
+    call = [
+        "generate",
+        "--raw",
+        "-p",
+        "class Stack:\n",
+        "--budget",
+        "auto",
+        "--capacity",
+        "9",
+        "--cost",
+        str(cost),
+        "--max-tokens",
+        "16",
+        "--json",
+        "--mesh",
+        "1",
+        "--max-context",
+        "256",
+    ]
     assert guarded(lambda: app(call, standalone_mode=False)) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["auto"] is True and made["budget"] == 8
@@ -218,10 +253,26 @@ def test_generate_auto_reports_its_economy(tmp_path, capsys) -> None:
 
 def test_pictures_are_written(tmp_path) -> None:
     fixed = [("plain decoding", 0, 10.0), ("chain", 7, 20.0), ("tree 8", 8, 22.0)]
-    rows = [{"table": "fixed", "curve": "flat", "temperature": 0.0, "choice": choice, "nodes": nodes,
-             "tokens_per_s": speed} for choice, nodes, speed in fixed]  # fmt: skip
-    rows.append({"table": "auto", "curve": "flat", "temperature": 0.0, "nodes_per_round": 6.0,
-                 "auto_tokens_per_s": 23.0})  # fmt: skip
+    rows = [
+        {
+            "table": "fixed",
+            "curve": "flat",
+            "temperature": 0.0,
+            "choice": choice,
+            "nodes": nodes,
+            "tokens_per_s": speed,
+        }
+        for choice, nodes, speed in fixed
+    ]
+    rows.append(
+        {
+            "table": "auto",
+            "curve": "flat",
+            "temperature": 0.0,
+            "nodes_per_round": 6.0,
+            "auto_tokens_per_s": 23.0,
+        }
+    )
     (path,) = economy_plots.draw(rows, tmp_path)
     assert "<svg" in path.read_text(encoding="utf-8")
     (tmp_path / "file").write_text("", encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Tasks through a static batch: slots refill, rows survive a kill, a resumed run gives the files of one run."""
+"""Tasks through a static batch: slots refill, rows survive a kill, a resumed run gives the files of one
+run.
+"""
 
 import json
 import os
@@ -18,7 +20,14 @@ from harness import compilations
 
 from jddtree import results as benchmark_results
 from jddtree.cli import eval as cli
-from jddtree.cli.options import EvalOptions, EvalRequestOptions, ModelOptions, QuietOptions, RunOptions, ShapeOptions
+from jddtree.cli.options import (
+    EvalOptions,
+    EvalRequestOptions,
+    ModelOptions,
+    QuietOptions,
+    RunOptions,
+    ShapeOptions,
+)
 from jddtree.decoding.engine import Engine, Request
 from jddtree.errors import UserError
 from jddtree.evaluation import losslessness, runner
@@ -40,7 +49,9 @@ TIMES = ("date", "total_evaluation_time_seconds", "command", "economy", "seconds
 def jobs(**request) -> list[Job]:
     """The jobs of the shared task, with some fields of their requests set."""
     task = Functions()
-    made = [job(micro(), task, example, index, settings()) for index, example in enumerate(task.examples(None))]
+    made = [
+        job(micro(), task, example, index, settings()) for index, example in enumerate(task.examples(None))
+    ]
     return [replace(one, request=replace(one.request, **request)) for one in made]
 
 
@@ -112,7 +123,9 @@ def test_slots_refill_without_compiling_and_give_what_one_by_one_gives():
 def test_samples_do_not_depend_on_the_slot():
     """In the reverse order the same noise meets the same example; other places have other noise."""
     made = jobs(temperature=1.0, seed=5, max_tokens=12)
-    one, other = ({a.index: a.token_ids for a in answers(micro(), engine(), order)} for order in (made, made[::-1]))
+    one, other = (
+        {a.index: a.token_ids for a in answers(micro(), engine(), order)} for order in (made, made[::-1])
+    )
     assert one == other
     same = [Job(index, replace(made[0].request, sequence=index)) for index in range(4)]
     assert len({tuple(a.token_ids) for a in answers(micro(), engine(), same)}) > 1
@@ -166,7 +179,8 @@ def test_resume_after_kills_gives_the_files_of_one_run(seed, tmp_path, monkeypat
 
 
 class Moments:
-    """Places of a run at which it can die: before each dispatch, score and replaced file, and inside each write.
+    """Places of a run at which it can die: before each dispatch, score and replaced file, and inside each
+    write.
 
     left: it dies at the so many-th of them, or of those of one name; 0 never.
     """
@@ -206,7 +220,9 @@ def bytes_of(folder) -> dict[str, bytes]:
 
 
 def test_ten_kills_at_random_moments_give_the_bytes_of_one_run(tmp_path):
-    """Two by SIGKILL from outside, six at seeded random moments inside the process, two while the ends are written."""
+    """Two by SIGKILL from outside, six at seeded random moments inside the process, two while the ends are
+    written.
+    """
     many, options = lambda: Functions(count=30), {"request": {"method": "ar"}, "context": 64}
     once, killed, random_ = tmp_path / "once", tmp_path / "killed", random.Random(6)
     run(once, many(), **options)
@@ -240,7 +256,9 @@ def test_a_finished_run_is_left_alone(tmp_path):
     run(tmp_path, limit=1)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     run(tmp_path, limit=2)
-    assert len(list(tmp_path.iterdir())) == 4 and all(path.read_bytes() == data for path, data in before.items())
+    assert len(list(tmp_path.iterdir())) == 4 and all(
+        path.read_bytes() == data for path, data in before.items()
+    )
 
 
 def test_resume_with_other_settings_is_refused(tmp_path, monkeypatch):
@@ -340,7 +358,9 @@ def lines_of(folder) -> int:
 
 
 def kill_a_process(folder, count: int, later: float) -> None:
-    """Run the shared task in a process of its own and end it with SIGKILL some seconds after its third line."""
+    """Run the shared task in a process of its own and end it with SIGKILL some seconds after its third
+    line.
+    """
     script = CHILD.format(root=str(ROOT), tests=str(ROOT / "tests"))
     aim, deadline = lines_of(folder) + 3, time.monotonic() + 120
     child = subprocess.Popen(
@@ -358,22 +378,59 @@ def test_prompts_are_raw_or_go_through_the_template():
     for raw in (True, False):
         found = job(micro(), Functions(raw=raw), example, 4, settings()).request
         assert found == Request(
-            prompt=prompt_ids(micro(), "def f(", raw=raw), max_tokens=16, budget=8, seed=3, sequence=4,
+            prompt=prompt_ids(micro(), "def f(", raw=raw),
+            max_tokens=16,
+            budget=8,
+            seed=3,
+            sequence=4,
             stop_ids=micro().stop_ids,
-        )  # fmt: skip
+        )
     assert CONTEXT == engine().program.capacity.context
 
 
 OPTIONS = {
-    "tasks": None, "limit": None, "max_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 0, "batch": 3,
-    "allow_code": False, "compare": None, "golden": None, "perplexity": None, "thinking": None, "target": None,
-    "draft": None, "check": False, "method": "ddtree", "budget": 8, "top_k_cap": None, "spine": False, "plot": None,
-    "coupling": True, "tau": None, "cost": None, "calibration": None,
-    "dtype": "float32", "max_context": CONTEXT, "mesh": None, "expert_layout": "tensor", "kernels": "auto",
-    "compile_cache": True, "json_output": True, "quiet": False, "system_prompt": None, "stop": None,
-    "ignore_eos": False, "capacity": None, "prefill_chunk": None, "rounds_per_dispatch": None, "coordinator": None,
-    "processes": None, "process_id": None,
-}  # fmt: skip
+    "tasks": None,
+    "limit": None,
+    "max_tokens": 12,
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "seed": 0,
+    "batch": 3,
+    "allow_code": False,
+    "compare": None,
+    "golden": None,
+    "perplexity": None,
+    "thinking": None,
+    "target": None,
+    "draft": None,
+    "check": False,
+    "method": "ddtree",
+    "budget": 8,
+    "top_k_cap": None,
+    "spine": False,
+    "plot": None,
+    "coupling": True,
+    "tau": None,
+    "cost": None,
+    "calibration": None,
+    "dtype": "float32",
+    "max_context": CONTEXT,
+    "mesh": None,
+    "expert_layout": "tensor",
+    "kernels": "auto",
+    "compile_cache": True,
+    "json_output": True,
+    "quiet": False,
+    "system_prompt": None,
+    "stop": None,
+    "ignore_eos": False,
+    "capacity": None,
+    "prefill_chunk": None,
+    "rounds_per_dispatch": None,
+    "coordinator": None,
+    "processes": None,
+    "process_id": None,
+}
 GROUPS = (EvalOptions, ModelOptions, EvalRequestOptions, ShapeOptions, RunOptions, QuietOptions)
 
 
@@ -411,13 +468,17 @@ def test_command_runs_a_users_file(command, tmp_path):
 def test_command_compares(command, monkeypatch, tmp_path):
     monkeypatch.setattr(cli, "_tasks", lambda *_: [Functions()])
     code, tables, found, _ = command(tasks="x", compare="ar,ddtree", limit=3)
-    assert code == 0 and found["compare"]["identical"] == 3 and "identical: 3 of 3 prompts in float32" in tables
+    assert (
+        code == 0 and found["compare"]["identical"] == 3 and "identical: 3 of 3 prompts in float32" in tables
+    )
     (path,) = (tmp_path / "out").iterdir()
     assert json.loads(path.read_text())["config"]["limit"] == 3
 
 
 def test_command_draws_what_the_trees_brought(command, monkeypatch, tmp_path):
-    """The report is about the task's prompts: its real run has the tokens of the samples; JSON and pictures."""
+    """The report is about the task's prompts: its real run has the tokens of the samples; JSON and
+    pictures.
+    """
     monkeypatch.setattr(cli, "_tasks", lambda *_: [Functions(count=3)])
     code, tables, found, bars = command(tasks="x", plot=tmp_path / "pictures")
     assert code == 0 and "Acceptance by depth" in tables and "speculation report" in bars
@@ -426,7 +487,9 @@ def test_command_draws_what_the_trees_brought(command, monkeypatch, tmp_path):
     (real,) = [row for row in found["rounds"] if row["table"] == "real"]
     assert real["budget"] == 8 and real["same_text"] and real["rounds"] == whole["rounds"]
     (samples,) = (tmp_path / "out").glob("samples_*")
-    written = [row["tokens"] - 1 for row in read_rows(samples) if row["doc_id"] != 1]  # the report knows no stop string
+    written = [
+        row["tokens"] - 1 for row in read_rows(samples) if row["doc_id"] != 1
+    ]  # the report knows no stop string
     assert whole["tokens"] >= sum(written) + 1
     saved = json.loads((tmp_path / "pictures" / "speculation.json").read_text())
     assert saved["rows"] == found["rounds"] and len(list((tmp_path / "pictures").glob("*.png"))) == 6
@@ -448,7 +511,10 @@ def test_a_prompt_that_does_not_fit_is_left_out_of_the_report():
 def test_options_of_generate_reach_the_requests(tmp_path):
     """Stop strings beside the example's own, no stop tokens, a system prompt, and compiled shapes."""
     more = settings(
-        stop=("self",), ignore_eos=True, system_prompt="Be brief.", shapes={"rows": 16, "chunk": 8, "rounds": 2}
+        stop=("self",),
+        ignore_eos=True,
+        system_prompt="Be brief.",
+        shapes={"rows": 16, "chunk": 8, "rounds": 2},
     )
     one = job(micro(), Functions(raw=False), Functions().examples(2)[1], 1, more)
     assert one.stop == ("\n\n", "self") and one.request.stop_ids == ()
@@ -461,7 +527,9 @@ def test_options_of_generate_reach_the_requests(tmp_path):
 
 
 def test_decoding_goes_on_while_an_answer_is_scored(tmp_path, monkeypatch):
-    """The first score waits for the last answer to be decoded, which would never come if decoding waited for it."""
+    """The first score waits for the last answer to be decoded, which would never come if decoding waited for
+    it.
+    """
     decoded = threading.Event()
     honest = runner.answers
 
@@ -519,7 +587,9 @@ def test_gsm8k_scores_what_follows_the_thinking(text, opened, score, ended):
 @pytest.mark.parametrize("thinking, raw", [(True, False), (False, False), (True, True)])
 def test_only_a_template_opens_thinking(thinking, raw):
     example = Example("x", "<think>", None)
-    assert job(micro(), Functions(raw=raw), example, 0, settings(thinking=thinking)).thinking == (thinking and not raw)
+    assert job(micro(), Functions(raw=raw), example, 0, settings(thinking=thinking)).thinking == (
+        thinking and not raw
+    )
 
 
 def test_a_scorer_that_fails_ends_the_run_and_keeps_the_rows(tmp_path):

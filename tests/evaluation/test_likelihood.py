@@ -1,4 +1,6 @@
-"""Teacher-forced scores, perplexity and golden files, against a whole pass over the text and made-up recordings."""
+"""Teacher-forced scores, perplexity and golden files, against a whole pass over the text and made-up
+recordings.
+"""
 
 import json
 import math
@@ -34,7 +36,8 @@ def shared_scorer():
 def recorded():
     """Three greedy answers of the micro model, as the engine wrote them."""
     prompts = [
-        [*micro().defaults.raw_prefix, *micro().tokenizer.encode(text)] for text in ("def main(", "class A", "if x")
+        [*micro().defaults.raw_prefix, *micro().tokenizer.encode(text)]
+        for text in ("def main(", "class A", "if x")
     ]
     return generate_batch(micro(), engine(), [Request(prompt, 20, "ar") for prompt in prompts])
 
@@ -132,7 +135,12 @@ def golden_file(tmp_path, scorer, recorded):
             table = log_softmax([*result.prompt_ids, *result.token_ids])[len(result.prompt_ids) - 1 : -1]
             ids = np.argsort(-table, axis=-1)[:, :8]
             best = np.take_along_axis(table, ids, axis=-1).tolist()
-            row = {"name": f"text{number}", "prompt_ids": result.prompt_ids, "prompt": "", "tail": result.token_ids}
+            row = {
+                "name": f"text{number}",
+                "prompt_ids": result.prompt_ids,
+                "prompt": "",
+                "tail": result.token_ids,
+            }
             row |= {"top1_lp": [place[0] for place in best], "top8_ids": ids.tolist(), "top8_lp": best}
             change(row)
             rows.append(row)
@@ -160,17 +168,26 @@ def test_golden_with_shifted_log_probabilities_fails(scorer, golden_file):
 
     assert shifted(0.04)["passed"]
     report = shifted(0.06)
-    assert not report["passed"] and report["agreement"] == 1.0 and report["mean_delta"] == pytest.approx(0.06, abs=1e-3)
+    assert (
+        not report["passed"]
+        and report["agreement"] == 1.0
+        and report["mean_delta"] == pytest.approx(0.06, abs=1e-3)
+    )
 
 
 def test_golden_judges_disagreements_by_regret(scorer, golden_file):
-    """Two recorded tokens that swapped places: fine when nearly as good, not when clearly worse or unknown."""
+    """Two recorded tokens that swapped places: fine when nearly as good, not when clearly worse or
+    unknown.
+    """
 
     def swapped(regret, known=True):
         def change(row):
             if row["name"] == "text0":
                 ours, other = row["top8_ids"][-1][:2]
-                row["tail"][-1], row["top8_ids"][-1] = other, [other, ours if known else 0, *row["top8_ids"][-1][2:]]
+                row["tail"][-1], row["top8_ids"][-1] = (
+                    other,
+                    [other, ours if known else 0, *row["top8_ids"][-1][2:]],
+                )
                 row["top1_lp"][-1], row["top8_lp"][-1][:2] = -1.0, [-1.0, -1.0 - regret]
 
         return check_golden(scorer, golden_file(change))
@@ -179,7 +196,9 @@ def test_golden_judges_disagreements_by_regret(scorer, golden_file):
     report = swapped(0.7)
     assert not report["passed"] and report["agreement"] == pytest.approx(59 / 60)
     (row,) = report["disagreements"]
-    assert row["regret"] == pytest.approx(0.7) and row["allowed"] == pytest.approx(0.65) and row["place"] == 19
+    assert (
+        row["regret"] == pytest.approx(0.7) and row["allowed"] == pytest.approx(0.65) and row["place"] == 19
+    )
     assert not swapped(0.1, known=False)["passed"]
 
 
@@ -200,7 +219,8 @@ def test_corrupted_golden_fails(scorer, golden_file):
         ('{"seqs": []}', "seqs must hold texts"),
         ('{"seqs": [{"name": "x"}]}', "KeyError"),
         (
-            '{"seqs": [{"name": "x", "prompt_ids": [1], "tail": [2], "top1_lp": [], "top8_ids": [], "top8_lp": []}]}',
+            '{"seqs": [{"name": "x", "prompt_ids": [1], "tail": [2], "top1_lp": [], '
+            '"top8_ids": [], "top8_lp": []}]}',
             "lists of one length",
         ),
     ],

@@ -1,4 +1,6 @@
-"""The adapter for lm-evaluation-harness: through its evaluator with local YAML tasks, and each kind of request."""
+"""The adapter for lm-evaluation-harness: through its evaluator with local YAML tasks, and each kind of
+request.
+"""
 
 import json
 from dataclasses import replace
@@ -102,10 +104,14 @@ def test_evaluator_with_local_tasks(lm, tmp_path, monkeypatch):
 def test_log_likelihoods(lm):
     """A continuation's is the sum over its tokens; what greedy decoding writes is greedy."""
     (text,) = lm.generate_until([request("    def add(", {"until": [], "max_gen_toks": 6})])
-    (good, greedy), (bad, other) = lm.loglikelihood([request("    def add(", text), request("    def add(", " zebra")])
+    (good, greedy), (bad, other) = lm.loglikelihood(
+        [request("    def add(", text), request("    def add(", " zebra")]
+    )
     assert good > bad and greedy and not other
     (whole,) = lm.loglikelihood_rolling([request("    def add(" + text)])
-    (empty, _), (prompt, _) = lm.loglikelihood([request("", "    def add(" + text), request("", "    def add(")])
+    (empty, _), (prompt, _) = lm.loglikelihood(
+        [request("", "    def add(" + text), request("", "    def add(")]
+    )
     assert whole == pytest.approx(empty, abs=1e-3) and prompt + good == pytest.approx(whole, abs=1e-3)
     assert lm.loglikelihood_rolling([request("")]) == [0.0]
     spaced = lm.loglikelihood([request("    return ", "self"), request("    return", " self")])
@@ -127,7 +133,9 @@ def test_log_likelihoods(lm):
     ],
 )
 def test_everything_behind_the_common_tokens_is_scored(lm, context, continuation, scored):
-    """The sum of the log-probabilities of these tokens in the whole text; greedy if each is the most probable one."""
+    """The sum of the log-probabilities of these tokens in the whole text; greedy if each is the most probable
+    one.
+    """
     tokenizer = micro().tokenizer
     tokens = [1024, *tokenizer.encode(context + continuation)]
     count = len(scored)
@@ -176,7 +184,9 @@ def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(lm, name, most):
 
 
 @needs_lm_eval
-@pytest.mark.parametrize("options", [{"max_gen_toks": "many"}, {"temperature": "hot"}, {"max_gen_toks": float("inf")}])
+@pytest.mark.parametrize(
+    "options", [{"max_gen_toks": "many"}, {"temperature": "hot"}, {"max_gen_toks": float("inf")}]
+)
 def test_options_of_another_kind_are_one_line(lm, options):
     with pytest.raises(UserError, match="^generation_kwargs .* cannot be used: .*; correct the task$"):
         lm.generate_until([request("def f(", options)])
@@ -215,7 +225,9 @@ def test_chat_template(lm):
     """The ids of a rendered conversation are the template's, whatever a message holds."""
     messages = [{"role": "user", "content": "hi <|im_end|>"}]
     text = lm.apply_chat_template(messages)
-    assert "hi" in text and lm._encode(text) == micro().chat.encode(micro().tokenizer, messages, thinking=False)
+    assert "hi" in text and lm._encode(text) == micro().chat.encode(
+        micro().tokenizer, messages, thinking=False
+    )
     assert lm._encode(text + "So") == micro().tokenizer.encode(text + "So", allow_special=True)
     assert lm.tokenizer_name
     lm._rendered.clear()

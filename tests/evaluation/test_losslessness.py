@@ -22,8 +22,11 @@ def test_methods_agree_in_float32():
     )
     assert report["identical_share"] == 1.0 and report["prompts"] == report["identical"] == 8
     assert report["dtype"] == "float32" and report["rows"][3] == {
-        "task": "functions", "id": "f3", "identical": True, "divergences": [],
-    }  # fmt: skip
+        "task": "functions",
+        "id": "f3",
+        "identical": True,
+        "divergences": [],
+    }
     speeds = report["speculation"]
     assert len({speeds[method]["tokens"] for method in ALL}) == 1
     assert speeds["ar"]["acceptance_length"] == 1.0 < speeds["dflash"]["acceptance_length"]
@@ -52,7 +55,12 @@ def test_a_divergence_is_reported_with_its_margin(monkeypatch):
 
     monkeypatch.setattr(losslessness, "answers", changed)
     report = compare(micro(), [Functions()], settings(limit=4), ("ar", "ddtree"), lambda _: engine())
-    assert report["identical"] == 2 and [row["identical"] for row in report["rows"]] == [True, False, False, True]
+    assert report["identical"] == 2 and [row["identical"] for row in report["rows"]] == [
+        True,
+        False,
+        False,
+        True,
+    ]
     (one,), (short,) = (report["rows"][index]["divergences"] for index in (1, 2))
     assert one["method"] == "ddtree" and one["position"] == 4 and one["tokens"][1] == one["tokens"][0] + 1
     assert short["position"] == 2 and short["tokens"][1] is None
@@ -84,6 +92,11 @@ def test_a_prompt_that_does_not_fit_is_named():
 def test_answers_are_those_of_the_engine():
     """The report's tokens are counted from whole answers."""
     jobs = losslessness._jobs(micro(), [Functions(), Functions(name="again")], settings(limit=2))
-    assert [job.index for job in jobs] == [0, 1, 2, 3] and [job.request.sequence for job in jobs] == [0, 1, 0, 1]
+    assert [job.index for job in jobs] == [0, 1, 2, 3] and [job.request.sequence for job in jobs] == [
+        0,
+        1,
+        0,
+        1,
+    ]
     found = {answer.index: answer.token_ids for answer in answers(micro(), engine(), jobs)}
     assert found[0] == found[2] and found[1] == found[3]

@@ -15,7 +15,8 @@ from jddtree.evaluation.tasks.registry import get_task
 from jddtree.evaluation.tasks.scoring import last_tagged
 
 needs_package = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed (extra `reasoning`)"
+    importlib.util.find_spec("reasoning_gym") is None,
+    reason="reasoning-gym is not installed (extra `reasoning`)",
 )
 
 
@@ -23,7 +24,9 @@ def create(name, seed, size):
     """A stand-in for `reasoning_gym.create_dataset`."""
     if name != "sums":
         raise ValueError(f"Dataset '{name}' not registered")
-    return [{"question": f"{seed}+{index}?", "answer": str(seed + index), "metadata": {}} for index in range(size)]
+    return [
+        {"question": f"{seed}+{index}?", "answer": str(seed + index), "metadata": {}} for index in range(size)
+    ]
 
 
 @pytest.fixture
@@ -38,10 +41,16 @@ def task(name):
 def test_examples_follow_from_name_and_seed(stand_in):
     sums = task("reasoning_gym:sums:7")
     assert (sums.name, sums.raw, len(sums.examples(None)), len(sums.examples(3))) == (
-        "reasoning_gym:sums:7", False, 100, 3,
-    )  # fmt: skip
+        "reasoning_gym:sums:7",
+        False,
+        100,
+        3,
+    )
     second = sums.examples(2)[1]
-    assert second.prompt[0]["content"].startswith("7+1?\n\n") and "<answer> </answer>" in second.prompt[0]["content"]
+    assert (
+        second.prompt[0]["content"].startswith("7+1?\n\n")
+        and "<answer> </answer>" in second.prompt[0]["content"]
+    )
     assert (second.id, second.reference, second.extra) == ("sums/1", "8", {"index": 1})
     assert task("reasoning_gym:sums").seed == 0
 
@@ -84,7 +93,9 @@ def test_scores_are_what_the_scorer_prints(stand_in, monkeypatch, outcome, value
 @needs_package
 @pytest.mark.parametrize("name", ["leg_counting", "n_queens", "spiral_matrix"])
 def test_the_packages_scorer_knows_right_from_wrong(name):
-    """Its own answer is right, another is not, and one that is a program has no effect outside the sandbox."""
+    """Its own answer is right, another is not, and one that is a program has no effect outside the
+    sandbox.
+    """
     real = task(f"reasoning_gym:{name}:3")
     assert [example.prompt for example in real.examples(5)] == [
         example.prompt for example in task(f"reasoning_gym:{name}:3").examples(5)

@@ -1,4 +1,6 @@
-"""The sandbox against each thing that generated code may do: a clear note, in bounded time, and nothing left behind."""
+"""The sandbox against each thing that generated code may do: a clear note, in bounded time, and nothing left
+behind.
+"""
 
 import json
 import os
@@ -37,7 +39,8 @@ def refused(source: str, *, seconds: float = 5.0, **limits: int) -> Outcome:
         "assert 1 + 1 == 2",
         "open('a.txt', 'w').write('x')\nassert open('a.txt').read() == 'x'",
         "import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()",
-        "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\nA(1)",
+        "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass A:\n    "
+        "x: int\nA(1)",
         "if __name__ == '__main__':\n    input()",
     ],
     ids=["assert", "file in its folder", "thread", "dataclass", "main block"],
@@ -99,12 +102,17 @@ def test_endless_output_is_stopped() -> None:
 
 
 def test_a_large_file_is_refused() -> None:
-    assert "File too large" in refused("with open('a', 'wb') as f:\n    for _ in range(99): f.write(bytes(2**20))").note
+    assert (
+        "File too large"
+        in refused("with open('a', 'wb') as f:\n    for _ in range(99): f.write(bytes(2**20))").note
+    )
 
 
 def test_forks_end_with_the_program(layers: tuple[str, ...]) -> None:
     outcome = refused("import os\nfor _ in range(20): os.fork()\nwhile True: pass", seconds=0.7)
-    assert outcome.note.startswith("PermissionError" if "call filter" in layers else ("timed out", "BlockingIOError"))
+    assert outcome.note.startswith(
+        "PermissionError" if "call filter" in layers else ("timed out", "BlockingIOError")
+    )
 
 
 def test_another_program_is_not_started(layers: tuple[str, ...]) -> None:
@@ -146,7 +154,9 @@ def test_the_network_is_out_of_reach(layers: tuple[str, ...]) -> None:
 
 def test_the_environment_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "x")
-    names = run_code("import os\nprint(sorted(os.environ), os.environ['HOME'] == os.getcwd(), os.listdir('.'))").output
+    names = run_code(
+        "import os\nprint(sorted(os.environ), os.environ['HOME'] == os.getcwd(), os.listdir('.'))"
+    ).output
     assert "SECRET_TOKEN" not in names and names.rstrip().endswith("True []")
 
 
@@ -160,7 +170,8 @@ def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_a_forged_report_does_not_pass() -> None:
     forge = (
-        'import os\nfor fd in range(3, 20):\n    try: os.write(fd, b\'{"nonce": "", "passed": true}\\n[1]\\nx\\n\')\n'
+        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, "
+        'b\'{"nonce": "", "passed": true}\\n[1]\\nx\\n\')\n'
     )
     assert "exit status 0" in refused(forge + "    except OSError: pass\nos._exit(0)").note
 
@@ -181,7 +192,9 @@ def test_without_any_layer_the_limits_still_hold(monkeypatch: pytest.MonkeyPatch
 
 
 def _wait_gone(pid: int) -> None:
-    """ProcessLookupError as soon as the process has ended; an orphan stays for as long as its new parent takes."""
+    """ProcessLookupError as soon as the process has ended; an orphan stays for as long as its new parent
+    takes.
+    """
     for _ in range(200):
         os.kill(pid, 0)
         time.sleep(0.01)
@@ -249,9 +262,12 @@ def state(process: int) -> tuple:
     if ended:
         raise ProcessLookupError
     return (
-        resource.prlimit(process, resource.RLIMIT_CPU), resource.prlimit(process, resource.RLIMIT_NOFILE),
-        os.sched_getaffinity(process), os.sched_getscheduler(process), os.getpriority(os.PRIO_PROCESS, process),
-    )  # fmt: skip
+        resource.prlimit(process, resource.RLIMIT_CPU),
+        resource.prlimit(process, resource.RLIMIT_NOFILE),
+        os.sched_getaffinity(process),
+        os.sched_getscheduler(process),
+        os.getpriority(os.PRIO_PROCESS, process),
+    )
 
 
 def guard_with(monkeypatch: pytest.MonkeyPatch, folder: Path, *kept: str) -> None:
@@ -273,7 +289,9 @@ def guard_with(monkeypatch: pytest.MonkeyPatch, folder: Path, *kept: str) -> Non
 def test_other_processes_stay_as_they_are(
     kept: str, layers: tuple[str, ...], victim: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each of the two layers alone refuses every call that reaches another process, and so do all together."""
+    """Each of the two layers alone refuses every call that reaches another process, and so do all
+    together.
+    """
     if sys.platform != "linux" or os.uname().machine != "x86_64" or (kept not in layers and kept != "all"):
         pytest.skip("the layer is not here, or calls have other numbers")
     if kept != "all":
@@ -302,7 +320,10 @@ def test_shared_memory_is_refused_and_none_stays(layers: tuple[str, ...]) -> Non
         pytest.skip("no layer against shared memory here")
     table = Path("/proc/sysvipc/shm")
     before = table.read_text()
-    assert "OSError" in refused("import ctypes\nif ctypes.CDLL(None).shmget(0, 2**20, 0o1600) < 0: raise OSError").note
+    assert (
+        "OSError"
+        in refused("import ctypes\nif ctypes.CDLL(None).shmget(0, 2**20, 0o1600) < 0: raise OSError").note
+    )
     assert table.read_text() == before
 
 
@@ -324,7 +345,10 @@ def test_what_leaves_the_group_ends_with_the_namespace(
     if "process namespace" not in layers:
         pytest.skip("no namespaces here")
     guard_with(monkeypatch, tmp_path, "process namespace")
-    alive = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    open({!r}, 'w').close()\n    time.sleep({})\n"
+    alive = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    open({!r}, 'w').close()\n    "
+        "time.sleep({})\n"
+    )
     mark, seconds = tmp_path / "mark", f"8{os.getpid()}.25"
     assert run_code(
         alive.format(str(mark), seconds) + f"    os._exit(0)\nwhile not os.path.exists({str(mark)!r}): pass"
@@ -360,7 +384,9 @@ def test_nothing_of_the_program_runs_after_the_verdict() -> None:
     assert outcome.passed and outcome.output == "end\n"
 
 
-def test_a_program_of_deep_folders_is_an_answer_like_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_program_of_deep_folders_is_an_answer_like_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Its tests fail or pass, nothing raises, and nothing stays."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (example,) = MBPP().examples(1)
@@ -400,7 +426,10 @@ def test_no_report_is_too_odd(report: bytes, passed: bool, note: str) -> None:
 
 def test_a_flooded_report_is_no_verdict() -> None:
     """What the program writes there first is kept, so that the verdict behind it is lost."""
-    flood = "import os\nfor _ in range(9):\n    for fd in range(3, 64):\n        try: os.write(fd, b'[' * 60000)\n"
+    flood = (
+        "import os\nfor _ in range(9):\n    for fd in range(3, 64):\n        try: os.write(fd, b'[' "
+        "* 60000)\n"
+    )
     assert "exit status 0" in refused(flood + "        except OSError: pass").note
 
 
@@ -431,7 +460,9 @@ print(made, killer.note, os.listdir("."), sep="|")
 
 
 def python_of_nobody() -> str | None:
-    """An interpreter that the user nobody may start and that can import the sandbox; homes are often closed."""
+    """An interpreter that the user nobody may start and that can import the sandbox; homes are often
+    closed.
+    """
     for path in (sys.executable, "/usr/bin/python3"):
         command = [path, "-B", "-c", "import jddtree.evaluation.sandbox.execution"]
         options = {"env": {"PYTHONPATH": str(ROOT)}, "stderr": subprocess.DEVNULL, "cwd": "/"}

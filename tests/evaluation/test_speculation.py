@@ -1,4 +1,6 @@
-"""The speculation report: each statistic on hand-made rounds with known values, and recordings against the engine."""
+"""The speculation report: each statistic on hand-made rounds with known values, and recordings against the
+engine.
+"""
 
 import contextlib
 import io
@@ -38,7 +40,9 @@ EXPERTS = [[[0, 1], [1, 2], [0, 1], [2, 3], [3, 0], [0, 1]], [[5, 4], [4, 5], [4
 
 
 def made(path, emitted=None, rows=6, seconds=()):
-    """A round whose target accepted `path`; its tokens are 10 times the row, and its choices lead down the path."""
+    """A round whose target accepted `path`; its tokens are 10 times the row, and its choices lead down the
+    path.
+    """
     choices = np.full(rows, 7, np.int32)
     for row, child in zip(path, path[1:], strict=False):
         choices[row] = 10 * child
@@ -55,7 +59,8 @@ def made(path, emitted=None, rows=6, seconds=()):
     )
 
 
-# Four rounds: nothing accepted; down the spine; a branch below it; the other child of the root, cut at a stop token.
+# Four rounds: nothing accepted; down the spine; a branch below it; the other child of the root, cut at a stop
+# token.
 ROUNDS = [made([0]), made([0, 1, 3]), made([0, 1, 4]), made([0, 2, 5], emitted=2)]
 
 # ---- Statistics of hand-made rounds ----
@@ -88,9 +93,19 @@ def test_acceptance_by_depth_is_conditional_and_split_at_the_spine():
     first, second, third = by_depth(ROUNDS, 3)
     assert (first["reached"], first["offered"], first["accepted"], first["conditional"]) == (4, 4, 3, 0.75)
     assert (first["on_spine"], first["off_spine"]) == (0.75, None)
-    assert (second["reached"], second["accepted"], second["on_spine"], second["off_spine"]) == (3, 3, 1.0, 1.0)
+    assert (second["reached"], second["accepted"], second["on_spine"], second["off_spine"]) == (
+        3,
+        3,
+        1.0,
+        1.0,
+    )
     assert (third["reached"], third["offered"], third["accepted"], third["conditional"]) == (3, 0, 0, 0.0)
-    assert (third["on_spine"], third["off_spine"], third["rank_0"], third["mean_rank"]) == (0.0, 0.0, None, None)
+    assert (third["on_spine"], third["off_spine"], third["rank_0"], third["mean_rank"]) == (
+        0.0,
+        0.0,
+        None,
+        None,
+    )
 
 
 def test_a_round_that_stopped_at_a_node_without_children_was_not_offered_one():
@@ -100,7 +115,12 @@ def test_a_round_that_stopped_at_a_node_without_children_was_not_offered_one():
 
 def test_accepted_ranks_are_shares_of_accepted_nodes():
     first, second = by_depth(ROUNDS, 2)
-    assert [first[f"rank_{n}"] for n in (0, 1, 2, "3_up")] == [pytest.approx(2 / 3), pytest.approx(1 / 3), 0.0, 0.0]
+    assert [first[f"rank_{n}"] for n in (0, 1, 2, "3_up")] == [
+        pytest.approx(2 / 3),
+        pytest.approx(1 / 3),
+        0.0,
+        0.0,
+    ]
     assert first["mean_rank"] == pytest.approx(1 / 3)
     assert second["rank_1"] == pytest.approx(1 / 3)
 
@@ -109,7 +129,9 @@ def test_reliability_bins_hold_their_upper_edge_and_split_at_the_spine():
     edges = (0.0, 0.25, 0.5, 1.0)
     low, middle, high = reliability(ROUNDS, "all", edges)
     assert [row["nodes"] for row in (low, middle, high)] == [12, 4, 4]
-    assert low["predicted"] == pytest.approx((0.25 + 0.2 + 0.125) / 3) and low["observed"] == pytest.approx(3 / 12)
+    assert low["predicted"] == pytest.approx((0.25 + 0.2 + 0.125) / 3) and low["observed"] == pytest.approx(
+        3 / 12
+    )
     assert (middle["observed"], high["observed"]) == (0.25, 0.5)
     assert [row["nodes"] for row in reliability(ROUNDS, "spine", edges)] == [4, 0, 4]
     branches = reliability(ROUNDS, "branches", edges)
@@ -155,8 +177,13 @@ def test_uniform_routing_is_the_known_expectation():
 
 def test_replay_keeps_the_part_of_the_path_that_the_smaller_tree_holds():
     assert [replayed_lengths(ROUNDS, budget) for budget in (0, 1, 2, 3, 4, 5)] == [
-        [1, 1, 1, 1], [1, 2, 2, 1], [1, 2, 2, 2], [1, 3, 2, 2], [1, 3, 3, 2], [1, 3, 3, 2],
-    ]  # fmt: skip
+        [1, 1, 1, 1],
+        [1, 2, 2, 1],
+        [1, 2, 2, 2],
+        [1, 3, 2, 2],
+        [1, 3, 3, 2],
+        [1, 3, 3, 2],
+    ]
 
 
 def test_tokens_by_budget_are_the_replayed_and_promised_lengths():
@@ -285,8 +312,13 @@ def test_the_report_holds_every_table_and_prints_it(outputs):
 def test_pictures_are_written(outputs):
     names = {path.stem for path in outputs[1].glob("*.png")}
     assert names == {
-        "acceptance_by_depth", "accepted_ranks", "tokens_by_budget", "experts_by_rows", "reliability", "time_by_stage",
-    }  # fmt: skip
+        "acceptance_by_depth",
+        "accepted_ranks",
+        "tokens_by_budget",
+        "experts_by_rows",
+        "reliability",
+        "time_by_stage",
+    }
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in outputs[1].glob("*.png"))
 
 

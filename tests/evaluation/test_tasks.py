@@ -1,4 +1,6 @@
-"""Tasks: what ships is whole, right answers score 1 and wrong ones 0, the user's files are read or named as faulty."""
+"""Tasks: what ships is whole, right answers score 1 and wrong ones 0, the user's files are read or named as
+faulty.
+"""
 
 import json
 from pathlib import Path
@@ -12,7 +14,14 @@ from jddtree.evaluation.tasks.lines import CONTEXT_LINES, heldout_text
 from jddtree.evaluation.tasks.packaged import read_rows
 from jddtree.evaluation.tasks.registry import get_task, task_names
 
-COUNTS = {"humaneval": 164, "mbpp": 500, "gsm8k": 1319, "math500": 500, "stdlib_lines": 100, "stdlib_line_ends": 100}
+COUNTS = {
+    "humaneval": 164,
+    "mbpp": 500,
+    "gsm8k": 1319,
+    "math500": 500,
+    "stdlib_lines": 100,
+    "stdlib_line_ends": 100,
+}
 FIELDS = {
     "humaneval": {"task_id", "prompt", "entry_point", "canonical_solution", "test"},
     "mbpp": {"task_id", "text", "code", "test_list", "test_setup_code"},
@@ -43,7 +52,9 @@ def test_examples_are_all_there_and_the_same_every_time(name: str) -> None:
     examples = task(name).examples(None)
     assert len(examples) == len({example.id for example in examples}) == COUNTS[name]
     assert list(task(name).examples(7)) == list(examples[:7])
-    assert task(name).name == name and all(isinstance(example.prompt, str) == task(name).raw for example in examples)
+    assert task(name).name == name and all(
+        isinstance(example.prompt, str) == task(name).raw for example in examples
+    )
 
 
 def test_names_and_data_licences() -> None:
@@ -55,7 +66,10 @@ def test_names_and_data_licences() -> None:
 def test_an_unknown_name_lists_the_valid_ones() -> None:
     with pytest.raises(
         UserError,
-        match="'humanevil' is unknown.*humaneval, mbpp, gsm8k, math500, stdlib_lines, stdlib_line_ends, reasoning_gym",
+        match=(
+            "'humanevil' is unknown.*humaneval, mbpp, gsm8k, math500, stdlib_lines, stdlib_line_ends, "
+            "reasoning_gym"
+        ),
     ):
         task("humanevil")
 
@@ -76,7 +90,9 @@ def test_humaneval(place: int) -> None:
     example = task("humaneval").examples(None)[place]
     solution = example.reference["canonical_solution"]
     assert task("humaneval").score(example, solution).metrics == {"pass@1": 1.0}
-    assert task("humaneval").score(example, solution + "\nprint(1 / 0)\n").metrics == {"pass@1": 1.0}, "after a stop"
+    assert task("humaneval").score(example, solution + "\nprint(1 / 0)\n").metrics == {"pass@1": 1.0}, (
+        "after a stop"
+    )
     for wrong in (
         "    return None\n",
         "    import sys; sys.exit(0)\n",
@@ -112,7 +128,8 @@ def test_gsm8k() -> None:
 
 def test_every_gsm8k_reference_answers_itself() -> None:
     assert all(
-        task("gsm8k").score(e, f"#### {e.reference}").metrics["exact_match"] for e in task("gsm8k").examples(None)
+        task("gsm8k").score(e, f"#### {e.reference}").metrics["exact_match"]
+        for e in task("gsm8k").examples(None)
     )
 
 
@@ -176,7 +193,10 @@ def write(folder: Path, *rows: Any) -> str:
 def test_a_user_file(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Count."}]
     path = write(
-        tmp_path, {"prompt": "2+2=", "answer": 4}, "", {"prompt": messages, "id": "c", "stop": "4", "max_tokens": 5}
+        tmp_path,
+        {"prompt": "2+2=", "answer": 4},
+        "",
+        {"prompt": messages, "id": "c", "stop": "4", "max_tokens": 5},
     )
     mine = get_task(path, allow_code=False)
     one, two = mine.examples(None)
@@ -218,7 +238,11 @@ def test_a_faulty_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
 
 def test_a_faulty_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    for name, message in (("binary.jsonl", "not UTF-8"), ("none.jsonl", "does not exist"), (".", "cannot be read")):
+    for name, message in (
+        ("binary.jsonl", "not UTF-8"),
+        ("none.jsonl", "does not exist"),
+        (".", "cannot be read"),
+    ):
         with pytest.raises(UserError, match=message):
             task(str(tmp_path / name))
     with pytest.raises(UserError, match="holds no row"):

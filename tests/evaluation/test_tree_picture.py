@@ -15,7 +15,9 @@ WORDS = {0: "def", 1: " <b>", 2: "\n", 3: "a long token & more", 4: "(", 7: "end
 
 
 def made(path):
-    """A round of four nodes, 1 and 2 below the root, 3 and 4 below 1; every token is its row, the bonus token 7."""
+    """A round of four nodes, 1 and 2 below the root, 3 and 4 below 1; every token is its row, the bonus token
+    7.
+    """
     return Round(
         tokens=np.arange(5, dtype=np.int32),
         parents=np.array([-1, 0, 0, 1, 1], np.int32),
@@ -77,7 +79,9 @@ def test_the_round_that_leaves_the_first_choices_is_drawn():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """`trace` with the bundled pair, but rounds that are given: exit code, file, and the request that was recorded."""
+    """`trace` with the bundled pair, but rounds that are given: exit code, file, and the request that was
+    recorded.
+    """
 
     def call(rounds):
         asked = []

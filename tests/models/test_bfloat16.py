@@ -1,21 +1,25 @@
-"""bfloat16 along the reference traces: as far from float32 as rounding takes it, in whatever order sums are made.
+"""bfloat16 along the reference traces: as far from float32 as rounding takes it, in whatever order sums are
+made.
 
-The order of a float32 sum is the machine's. On a CPU with AMX, XLA multiplies bfloat16 by kernels that add 32 terms at
-a time, even and odd ones apart (TDPBF16PS); elsewhere it adds one term after another. Another order moves a sum by
-about 1e-7 of its terms, which turns some roundings to bfloat16 the other way, and a few layers later every rounding
-error is another draw. So the errors of one run are a sample. Over 24 shuffled orders their 99th percentile was 0.085
-to 0.126, and 11 to 19 of 1,266 tokens changed; our program with its weights in 10 other orders gave the same. No
-number of a single run, ours or the published one, is a limit for another run.
+The order of a float32 sum is the machine's. On a CPU with AMX, XLA multiplies bfloat16 by kernels that add 32
+terms at a time, even and odd ones apart (TDPBF16PS); elsewhere it adds one term after another. Another order
+moves a sum by about 1e-7 of its terms, which turns some roundings to bfloat16 the other way, and a few layers
+later every rounding error is another draw. So the errors of one run are a sample. Over 24 shuffled orders
+their 99th percentile was 0.085 to 0.126, and 11 to 19 of 1,266 tokens changed; our program with its weights
+in 10 other orders gave the same. No number of a single run, ours or the published one, is a limit for another
+run.
 
-The rule compares with a sample. `rounded` is a second implementation with the same roundings and with products in
-shuffled orders; RUNS of its runs give the mean and the deviation s of each figure. A program that rounds no more than
-that gives one more draw, which exceeds the mean by t * s * sqrt(1 + 1 / RUNS) once in 10,000 machines: the prediction
-interval of a normal sample, t the quantile of Student's distribution. The published run is one draw as well, so the
-sample's mean must not exceed it by more than that. Its mean difference is a limit of its own: it is 8 s away.
+The rule compares with a sample. `rounded` is a second implementation with the same roundings and with
+products in shuffled orders; RUNS of its runs give the mean and the deviation s of each figure. A program that
+rounds no more than that gives one more draw, which exceeds the mean by t * s * sqrt(1 + 1 / RUNS) once in
+10,000 machines: the prediction interval of a normal sample, t the quantile of Student's distribution. The
+published run is one draw as well, so the sample's mean must not exceed it by more than that. Its mean
+difference is a limit of its own: it is 8 s away.
 
-The figure with power is `typical`, the mean logarithm of the differences, in which every position weighs the same. It
-varies by 0.025 over orders. Sums kept in bfloat16 in the attention's output product, all else right, raise it by 0.3,
-and those of the projection to latents by 1.3, of the router by 0.5, of the logits (kept after 32 terms) by 0.6.
+The figure with power is `typical`, the mean logarithm of the differences, in which every position weighs the
+same. It varies by 0.025 over orders. Sums kept in bfloat16 in the attention's output product, all else right,
+raise it by 0.3, and those of the projection to latents by 1.3, of the router by 0.5, of the logits (kept
+after 32 terms) by 0.6.
 """
 
 import json
@@ -48,7 +52,9 @@ def half_pair():
 def at_traces(cases, passes) -> np.ndarray:
     """Rows of whole texts -> those that choose the traces' tokens, [positions, V]"""
     ends = [(len(case["prompt"]["ids"]) - 1, len(case["tokens"])) for case in cases]
-    return np.concatenate([rows[first : first + count] for rows, (first, count) in zip(passes, ends, strict=True)])
+    return np.concatenate(
+        [rows[first : first + count] for rows, (first, count) in zip(passes, ends, strict=True)]
+    )
 
 
 def texts_of(cases) -> list[list[int]]:
@@ -56,7 +62,9 @@ def texts_of(cases) -> list[list[int]]:
 
 
 def log_probabilities(pair, cases) -> np.ndarray:
-    """float32 [positions, V]: what the model says at each token of the traces, teacher-forced in one pass per text."""
+    """float32 [positions, V]: what the model says at each token of the traces, teacher-forced in one pass per
+    text.
+    """
     passes = score_texts(pair.target, pair.drafter, pair.weights["target"], texts_of(cases))
     return np.asarray(jax.nn.log_softmax(at_traces(cases, [one.logits for one in passes])))
 
@@ -72,12 +80,16 @@ def sample(half_pair, exact, cases) -> list[dict[str, float]]:
     """The figures of the second implementation, in RUNS orders of all sums."""
     config = half_pair.target
     weights = plain_weights(half_pair.weights["target"], config)
-    runs = (Rounded(config, weights, in_order(seed)).log_probabilities(texts_of(cases)) for seed in range(RUNS))
+    runs = (
+        Rounded(config, weights, in_order(seed)).log_probabilities(texts_of(cases)) for seed in range(RUNS)
+    )
     return [figures(at_traces(cases, run), exact, cases) for run in runs]
 
 
 def figures(run: np.ndarray, exact: np.ndarray, cases) -> dict[str, float]:
-    """How far a run is from float32, larger is further; margins are those of the float32 tokens that it changes."""
+    """How far a run is from float32, larger is further; margins are those of the float32 tokens that it
+    changes.
+    """
     tokens = np.array([token for case in cases for token in case["tokens"]])
     margins = np.concatenate([case["margins"] for case in cases])
     at_token = lambda values: np.take_along_axis(values, tokens[:, None], -1)[:, 0]
@@ -120,7 +132,9 @@ def accumulated_in_bfloat16(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def plant(monkeypatch, columns: int) -> None:
-    """bfloat16 sums in one product of whole-text passes, that of the attention's output, which has `columns`."""
+    """bfloat16 sums in one product of whole-text passes, that of the attention's output, which has
+    `columns`.
+    """
     right, score = mla.stack_matmul, harness._score.__wrapped__
 
     def stack_matmul(x, stacks, place, *settings):
@@ -129,7 +143,9 @@ def plant(monkeypatch, columns: int) -> None:
         return accumulated_in_bfloat16(x, place.of(stacks[0])).astype(jnp.float32)[None]
 
     monkeypatch.setattr(mla, "stack_matmul", stack_matmul)
-    monkeypatch.setattr(harness, "_score", jax.jit(lambda *arguments: score(*arguments), static_argnums=(0, 1)))
+    monkeypatch.setattr(
+        harness, "_score", jax.jit(lambda *arguments: score(*arguments), static_argnums=(0, 1))
+    )
 
 
 def test_bfloat16_is_as_far_from_float32_as_rounding_takes_it(half_pair, exact, sample, cases) -> None:

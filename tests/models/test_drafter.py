@@ -1,4 +1,6 @@
-"""The drafter against third-party results over three rounds, and its windows and masks against a dense oracle."""
+"""The drafter against third-party results over three rounds, and its windows and masks against a dense
+oracle.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -80,7 +82,9 @@ def test_rounds_are_the_reference(prompt_rounds, index: int) -> None:
 
 
 def test_the_cache_is_the_reference(prompt_rounds) -> None:
-    """After round 1, for the two prompts whose cache the reference stores; nothing is written past the context."""
+    """After round 1, for the two prompts whose cache the reference stores; nothing is written past the
+    context.
+    """
     arrays, found = prompt_rounds
     _, keys, values = found[1]
     length = int(arrays["round1.cached_before"]) + len(arrays["round1.context_features"])
@@ -105,16 +109,30 @@ def test_positions_and_masks_are_the_reference(prompt_rounds, pair) -> None:
 def test_the_targets_taps_are_the_references_features(pair) -> None:
     assert len(STORED) >= 2
     stored = [load_arrays(path) for path in STORED]
-    passes = score_texts(pair.target, pair.drafter, pair.weights["target"], [arrays["prompt_ids"] for arrays in stored])
+    passes = score_texts(
+        pair.target, pair.drafter, pair.weights["target"], [arrays["prompt_ids"] for arrays in stored]
+    )
     for found, arrays in zip(passes, stored, strict=True):
         close(found.taps, arrays["round0.context_features"], "taps")
 
 
 SLIDING = DFlashConfig(
-    vocab_size=64, hidden_size=32, num_hidden_layers=3, intermediate_size=48, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5, block_size=8, mask_token_id=1, target_layer_ids=(0, 1),
-    num_target_layers=4, windows=(None, 5, 140), causal=(False, True, False), rope=Rope(16, 50000.0, 64.0, 128),
-)  # fmt: skip
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=3,
+    intermediate_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    block_size=8,
+    mask_token_id=1,
+    target_layer_ids=(0, 1),
+    num_target_layers=4,
+    windows=(None, 5, 140),
+    causal=(False, True, False),
+    rope=Rope(16, 50000.0, 64.0, 128),
+)
 SLIDING_CONTEXT = KEY_BLOCK + 40  # more than one block of keys, and not a multiple
 
 
@@ -123,7 +141,9 @@ def sliding():
     """(random) weights of the small drafter as float64, its context rows and its block rows"""
     random = np.random.default_rng(3)
     weights = {
-        path: random.uniform(0.5, 1.5, table.shape) if "norm" in path else random.standard_normal(table.shape) * 0.3
+        path: random.uniform(0.5, 1.5, table.shape)
+        if "norm" in path
+        else random.standard_normal(table.shape) * 0.3
         for path, table in drafter_parameters(SLIDING).items()
     }
     taps = random.standard_normal((1, SLIDING_CONTEXT, 2 * SLIDING.hidden_size))
@@ -143,14 +163,25 @@ def _drafted(config, arrays, x, length, keys, values):
 
 def oracle(config: DFlashConfig, weights, taps, x, length: int) -> np.ndarray:
     """The whole drafter in float64; normed rows of slots 1 and on."""
-    projected = reference.rms_norm(taps[:length] @ weights["fc"].T, weights["hidden_norm"], config.rms_norm_eps)
+    projected = reference.rms_norm(
+        taps[:length] @ weights["fc"].T, weights["hidden_norm"], config.rms_norm_eps
+    )
     for index in range(config.num_hidden_layers):
-        layer = {path.removeprefix("layers."): array[index] for path, array in weights.items() if "layers." in path}
+        layer = {
+            path.removeprefix("layers."): array[index] for path, array in weights.items() if "layers." in path
+        }
         x = reference.drafter_layer(
-            x, projected, layer, length, inverse_frequencies(config.rope), heads=config.num_attention_heads,
-            groups=config.num_key_value_heads, eps=config.rms_norm_eps, window=config.windows[index],
+            x,
+            projected,
+            layer,
+            length,
+            inverse_frequencies(config.rope),
+            heads=config.num_attention_heads,
+            groups=config.num_key_value_heads,
+            eps=config.rms_norm_eps,
+            window=config.windows[index],
             causal=config.causal[index],
-        )  # fmt: skip
+        )
     return reference.rms_norm(x[1:], weights["norm"], config.rms_norm_eps)
 
 
@@ -164,7 +195,9 @@ def oracle(config: DFlashConfig, weights, taps, x, length: int) -> np.ndarray:
     ],
 )
 def test_windows_and_causal_switch_against_a_dense_oracle(sliding, windows, causal) -> None:
-    """Windows smaller than the block, than the context, and none; contexts empty, short, of a key block, more, full."""
+    """Windows smaller than the block, than the context, and none; contexts empty, short, of a key block,
+    more, full.
+    """
     weights, taps, x = sliding
     config = replace(SLIDING, windows=windows, causal=causal)
     arrays = nest({path: jnp.asarray(array, jnp.float32) for path, array in weights.items()})
@@ -172,7 +205,9 @@ def test_windows_and_causal_switch_against_a_dense_oracle(sliding, windows, caus
     for length in (0, 3, KEY_BLOCK, KEY_BLOCK + 1, SLIDING_CONTEXT):
         unknown = (jnp.arange(SLIDING_CONTEXT) >= length)[None, None, :, None, None]
         poisoned = [jnp.where(unknown, jnp.nan, cache) for cache in (keys, values)]
-        found = _drafted(config, arrays, jnp.asarray(x, jnp.float32), jnp.array([length], jnp.int32), *poisoned)
+        found = _drafted(
+            config, arrays, jnp.asarray(x, jnp.float32), jnp.array([length], jnp.int32), *poisoned
+        )
         wanted = oracle(config, weights, taps[0], x[0], length)
         np.testing.assert_allclose(found[0], wanted, atol=5e-5, err_msg=f"context {length}")
 

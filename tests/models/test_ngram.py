@@ -1,4 +1,6 @@
-"""Prompt lookup: what is found against a plain search, the same text as without it, and the tokens that it wins."""
+"""Prompt lookup: what is found against a plain search, the same text as without it, and the tokens that it
+wins.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -41,8 +43,13 @@ class First:
 def searched(text: list[int], config: NgramConfig) -> list[list[tuple[int, float]]]:
     """(token, probability) of each depth, best first, by a plain search; the text ends with the root."""
     last = len(text) - 1
-    lengths = [next((n for n in range(last + 1) if n > p or text[p - n] != text[last - n]), p + 1) for p in range(last)]
-    found = sorted(((min(n, config.longest), p) for p, n in enumerate(lengths) if n), reverse=True)[: config.matches]
+    lengths = [
+        next((n for n in range(last + 1) if n > p or text[p - n] != text[last - n]), p + 1)
+        for p in range(last)
+    ]
+    found = sorted(((min(n, config.longest), p) for p, n in enumerate(lengths) if n), reverse=True)[
+        : config.matches
+    ]
     agreeing, depths = set(found), []
     for depth in range(config.block_size - 1):
         mass: dict[int, float] = {}
@@ -51,7 +58,9 @@ def searched(text: list[int], config: NgramConfig) -> list[list[tuple[int, float
             length = min(match[0] + (depth if match in agreeing else 0), config.longest)
             mass[says[match]] = mass.get(says[match], 0.0) + SURER**length
         total = sum(mass.values()) + 1
-        depths.append(sorted(((token, one / total) for token, one in mass.items()), key=lambda pair: -pair[1]))
+        depths.append(
+            sorted(((token, one / total) for token, one in mass.items()), key=lambda pair: -pair[1])
+        )
         agreeing = {match for match in agreeing if says[match] == depths[-1][0][0]}
     return depths
 
@@ -95,7 +104,9 @@ def test_history_takes_the_rows_that_count():
 @pytest.fixture(scope="module")
 def engine(pair) -> Engine:
     capacity = Capacity(sequences=4, rows=17, candidates=8, context=384, rounds=4, chunk=64)
-    return Engine(Program(pair.target, NgramConfig(), capacity), {"target": pair.weights["target"]}, pair.dtype)
+    return Engine(
+        Program(pair.target, NgramConfig(), capacity), {"target": pair.weights["target"]}, pair.dtype
+    )
 
 
 WAYS = (
@@ -107,9 +118,13 @@ WAYS = (
 
 
 def test_the_text_is_that_of_plain_decoding(engine, cases):
-    """Every golden prompt, the ways in turn, so that a batch mixes them and sequences end at different times."""
+    """Every golden prompt, the ways in turn, so that a batch mixes them and sequences end at different
+    times.
+    """
     jobs = [
-        Request(case["prompt"]["ids"], len(case["tokens"]), stop_ids=case["stop_ids"], **WAYS[index % len(WAYS)])
+        Request(
+            case["prompt"]["ids"], len(case["tokens"]), stop_ids=case["stop_ids"], **WAYS[index % len(WAYS)]
+        )
         for index, case in enumerate(cases)
     ]
     for run, case in zip(decode(engine, jobs), cases, strict=True):
@@ -129,7 +144,9 @@ def test_a_slot_that_is_used_again_remembers_nothing(engine, cases):
     long, short = (Request(cases[index]["prompt"]["ids"], 40, budget=16) for index in (11, 0))
     (fresh, *_), _ = finish_batch(engine, [short])
     _, used = finish_batch(engine, [long])
-    state, controls, first, _ = engine.admit(used, [short, None, None, None], engine.controls([long, None, None, None]))
+    state, controls, first, _ = engine.admit(
+        used, [short, None, None, None], engine.controls([long, None, None, None])
+    )
     lengths = []
     while not lengths or len(first[0]) + sum(lengths) < len(fresh.tokens):
         state, dispatch = engine.run(state, controls)

@@ -1,4 +1,6 @@
-"""The target against third-party results in float32: layer by layer, as a whole, with a cache, and over a tree."""
+"""The target against third-party results in float32: layer by layer, as a whole, with a cache, and over a
+tree.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -9,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from harness import REFERENCE_EPS, TEXT_WIDTH, close, draft_of, empty_cache, load_arrays, padded, rows_of, score_texts
+from harness import (
+    REFERENCE_EPS,
+    TEXT_WIDTH,
+    close,
+    draft_of,
+    empty_cache,
+    load_arrays,
+    padded,
+    rows_of,
+    score_texts,
+)
 
 from jddtree.config import Rope, target_config
 from jddtree.decoding import rounds
@@ -49,7 +61,9 @@ def texts(golden):
 
 @pytest.fixture(scope="module")
 def layered(pair, texts):
-    """Everything the reference arrays hold, from the layer modules driven one by one; per text, without padding."""
+    """Everything the reference arrays hold, from the layer modules driven one by one; per text, without
+    padding.
+    """
     config, routings = pair.target, []
 
     class RecordingLayers(MoELayers):
@@ -103,7 +117,9 @@ def names(texts, *prefixes: str) -> list[str]:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_hidden_states_and_logits_are_the_reference(layered, texts, text: int) -> None:
-    compared = [name for name in ("embed", "final_norm", "logits", *names(texts, "layer.")) if name in texts[text]]
+    compared = [
+        name for name in ("embed", "final_norm", "logits", *names(texts, "layer.")) if name in texts[text]
+    ]
     assert {"logits", "layer.5"} <= set(compared)
     for name in compared:
         wanted = texts[text][name]
@@ -124,13 +140,19 @@ def test_router_logits_choices_and_weights_are_the_reference(layered, texts, tex
     """The reference stores the chosen experts in no order, so both sides are sorted by id."""
     compared = [index for index in range(1, 6) if f"router.{index}.ids" in texts[text]]
     for index in compared:
-        ours, wanted = ({kind: arrays[f"router.{index}.{kind}"] for kind in ("logits", "ids", "weights")}
-                        for arrays in (layered[text], texts[text]))  # fmt: skip
+        ours, wanted = (
+            {kind: arrays[f"router.{index}.{kind}"] for kind in ("logits", "ids", "weights")}
+            for arrays in (layered[text], texts[text])
+        )
         close(ours["logits"], wanted["logits"], f"router.{index}.logits")
         order, wanted_order = (np.argsort(side["ids"], axis=-1) for side in (ours, wanted))
         sort = np.take_along_axis
         assert np.array_equal(sort(ours["ids"], order, -1), sort(wanted["ids"], wanted_order, -1))
-        close(sort(ours["weights"], order, -1), sort(wanted["weights"], wanted_order, -1), f"router.{index}.weights")
+        close(
+            sort(ours["weights"], order, -1),
+            sort(wanted["weights"], wanted_order, -1),
+            f"router.{index}.weights",
+        )
 
 
 def test_router_arrays_are_compared(texts) -> None:
@@ -138,7 +160,9 @@ def test_router_arrays_are_compared(texts) -> None:
 
 
 def test_the_scanned_model_is_its_layers(pair, layered, texts) -> None:
-    passes = score_texts(pair.target, pair.drafter, pair.weights["target"], [text["input_ids"] for text in texts])
+    passes = score_texts(
+        pair.target, pair.drafter, pair.weights["target"], [text["input_ids"] for text in texts]
+    )
     for found, wanted in zip(passes, layered, strict=True):
         close(found.logits, wanted["logits"], "logits")
         taps = np.concatenate([wanted[f"layer.{tap}"] for tap in pair.drafter.target_layer_ids], axis=-1)
@@ -154,7 +178,9 @@ def test_a_tap_of_another_layer_would_be_noticed(layered) -> None:
 
 
 def test_production_eps_is_the_reference_variant(pair, texts, micro_target_dir) -> None:
-    """The default eps of the latent norms, 1e-5, moves logits by less than 1e-4, so the nearer of two is asked for."""
+    """The default eps of the latent norms, 1e-5, moves logits by less than 1e-4, so the nearer of two is
+    asked for.
+    """
     config = target_config(micro_target_dir)
     assert config.latent_norm_eps == 1e-5 != REFERENCE_EPS
     passes = score_texts(config, pair.drafter, pair.weights["target"], [text["input_ids"] for text in texts])
@@ -172,7 +198,9 @@ def test_int4_weights_are_rounded_to_bfloat16(layered, texts) -> None:
 
 @pytest.mark.parametrize("text", (0, 1))
 def test_a_tree_verification_pass_is_the_reference(pair, golden, text: int) -> None:
-    """From the drafter's logits to the committed cache: draft, build, verify, walk and commit are the real code."""
+    """From the drafter's logits to the committed cache: draft, build, verify, walk and commit are the real
+    code.
+    """
     arrays = load_arrays(golden / f"tree_verify_{text}.safetensors")
     found = verify(pair, arrays)
     count = len(arrays["verify_ids"])
@@ -230,7 +258,9 @@ def verify(pair, arrays) -> dict[str, np.ndarray]:
     counts, budget = np.array([len(prompt)], np.int32), np.array([len(arrays["verify_ids"]) - 1], np.int32)
     return jax.tree.map(
         np.asarray,
-        _verify(program, pair.weights, tokens, counts, arrays["verify_ids"][:1], budget, arrays["draft_logits"]),
+        _verify(
+            program, pair.weights, tokens, counts, arrays["verify_ids"][:1], budget, arrays["draft_logits"]
+        ),
     )
 
 
@@ -239,7 +269,9 @@ def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
     state = initial_state(program.target, program.drafter, program.capacity, jnp.float32)
     ones, most = jnp.ones(1, jnp.int32), jnp.full(1, 1000, jnp.int32)
     sampling = Sampling(jnp.zeros(1), jnp.ones(1), jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.uint32))
-    controls = controls_of(program, [None])._replace(trees=Shape(budget, most, jnp.zeros(1, bool)), max_tokens=most)
+    controls = controls_of(program, [None])._replace(
+        trees=Shape(budget, most, jnp.zeros(1, bool)), max_tokens=most
+    )
     state, _ = rounds.prefill(program, weights, state, controls, rounds.Chunk(tokens, counts, ones == 0))
     state = state._replace(root=root, finish=ones * RUNNING)
     log_probs, ids = draft_of(draft_logits[None], program.capacity.candidates)
@@ -250,7 +282,12 @@ def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
     choices = choose(logits, rows.positions + 1, sampling)
     path, length, emitted = walked = follow(program, tree, choices)
     state, _ = commit(models, state, controls, Verified(scored, choices, ones == 1), walked)
-    first = {"tokens": tree.tokens, "parents": tree.parents, "positions": rows.positions, "ancestors": tree.ancestors}
+    first = {
+        "tokens": tree.tokens,
+        "parents": tree.parents,
+        "positions": rows.positions,
+        "ancestors": tree.ancestors,
+    }
     first |= {"logits": logits, "taps": scored.taps, "path": path, "length": length, "newest": state.root}
     return {name: array[0] for name, array in first.items()} | {"cache": state.latents}
 
@@ -259,19 +296,28 @@ _verify = jax.jit(_verify_once, static_argnums=0)
 
 
 def small_attention(random):
-    """A small configuration, weights in the checkpoint's layout, and the module with the same weights in ours."""
+    """A small configuration, weights in the checkpoint's layout, and the module with the same weights in
+    ours.
+    """
     heads, nope, rope, value, latent, low, hidden = 3, 8, 12, 10, 16, 14, 24
     config = SimpleNamespace(
-        kv_lora_rank=latent, qk_nope_head_dim=nope, qk_rope_head_dim=rope, latent_norm_eps=1e-5,
-        softmax_scale=(nope + rope) ** -0.5 * 2.0, rope=Rope(rope, 50000.0, 64.0, 128),
-    )  # fmt: skip
+        kv_lora_rank=latent,
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        latent_norm_eps=1e-5,
+        softmax_scale=(nope + rope) ** -0.5 * 2.0,
+        rope=Rope(rope, 50000.0, 64.0, 128),
+    )
     normal = lambda *shape: random.standard_normal(shape) * shape[-1] ** -0.5
     weights = {
-        "q_a": normal(low, hidden), "q_a_norm": random.uniform(0.5, 1.5, low),
+        "q_a": normal(low, hidden),
+        "q_a_norm": random.uniform(0.5, 1.5, low),
         "q_b": normal(heads * (nope + rope), low),
-        "kv_a": normal(latent + rope, hidden), "kv_a_norm": random.uniform(0.5, 1.5, latent),
-        "kv_b": normal(heads * (nope + value), latent), "o": normal(hidden, heads * value),
-    }  # fmt: skip
+        "kv_a": normal(latent + rope, hidden),
+        "kv_a_norm": random.uniform(0.5, 1.5, latent),
+        "kv_b": normal(heads * (nope + value), latent),
+        "o": normal(hidden, heads * value),
+    }
     halves = np.r_[0:rope:2, 1:rope:2]
     q_b = weights["q_b"].reshape(heads, nope + rope, low)
     kv_b = weights["kv_b"].reshape(heads, nope + value, latent)
@@ -285,7 +331,13 @@ def small_attention(random):
     module = LatentAttention(
         config, {name: jnp.asarray(array, jnp.float32)[None] for name, array in ours.items()}, Kernels()
     )
-    sizes = {"heads": heads, "nope": nope, "value": value, "eps": config.latent_norm_eps, "scale": config.softmax_scale}
+    sizes = {
+        "heads": heads,
+        "nope": nope,
+        "value": value,
+        "eps": config.latent_norm_eps,
+        "scale": config.softmax_scale,
+    }
     return config, weights, module, sizes
 
 
@@ -296,7 +348,9 @@ def test_absorbed_attention_is_plain_attention() -> None:
     count = 12
     x, positions = random.standard_normal((count, 24)), np.arange(count)
     frequencies = inverse_frequencies(config.rope)
-    wanted = reference.plain_mla(x, weights, positions, frequencies, np.tril(np.ones((count, count), bool)), **sizes)
+    wanted = reference.plain_mla(
+        x, weights, positions, frequencies, np.tril(np.ones((count, count), bool)), **sizes
+    )
 
     @jax.jit
     def attend(cache, length):
@@ -319,7 +373,9 @@ def test_absorbed_attention_is_plain_attention() -> None:
 
 
 def test_router_is_a_full_sort_whose_bias_only_chooses(pair) -> None:
-    """384 experts as in K2.6: float32 logits, the bias in the choice alone, weights that sum to the scaling factor."""
+    """384 experts as in K2.6: float32 logits, the bias in the choice alone, weights that sum to the scaling
+    factor.
+    """
     random = np.random.default_rng(5)
     x, router = random.standard_normal((40, 32)), random.standard_normal((384, 32)) * 32**-0.5
     bias = random.uniform(-0.05, 0.05, 384)

@@ -30,18 +30,28 @@ def on_hopper() -> bool:
 
 
 class Weights:
-    """Random experts: packed, and as float64 [E, N, K], rounded to bfloat16 (the checkpoint's meaning) or exact."""
+    """Random experts: packed, and as float64 [E, N, K], rounded to bfloat16 (the checkpoint's meaning) or
+    exact.
+    """
 
     def __init__(self, experts: int, hidden: int, intermediate: int, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         shapes = [(experts, intermediate, hidden)] * 2 + [(experts, hidden, intermediate)]
         codes = [rng.integers(0, 16, shape) for shape in shapes]
-        scales = [(rng.random((*s[:2], s[2] // 32)) * 0.02 + 0.001).astype(ml_dtypes.bfloat16) for s in shapes]
+        scales = [
+            (rng.random((*s[:2], s[2] // 32)) * 0.02 + 0.001).astype(ml_dtypes.bfloat16) for s in shapes
+        ]
         words = [to_words(code) for code in codes]
-        arrays = packing.pack_gate_up(words[0], scales[0], words[1], scales[1]) + packing.pack_down(words[2], scales[2])
+        arrays = packing.pack_gate_up(words[0], scales[0], words[1], scales[1]) + packing.pack_down(
+            words[2], scales[2]
+        )
         self.packed = PackedExperts(*map(jnp.asarray, arrays))
-        self.exact = [(c - 8.0) * np.repeat(s.astype(np.float64), 32, 2) for c, s in zip(codes, scales, strict=True)]
-        self.rounded = [w.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64) for w in self.exact]
+        self.exact = [
+            (c - 8.0) * np.repeat(s.astype(np.float64), 32, 2) for c, s in zip(codes, scales, strict=True)
+        ]
+        self.rounded = [
+            w.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64) for w in self.exact
+        ]
 
 
 @functools.cache
@@ -53,7 +63,12 @@ class Rows:
     """Operands of one call, valid rows random."""
 
     def __init__(
-        self, rows: int, dtype: jnp.dtype = jnp.bfloat16, seed: int = 0, top_k: int = TOP_K, hidden: int = HIDDEN
+        self,
+        rows: int,
+        dtype: jnp.dtype = jnp.bfloat16,
+        seed: int = 0,
+        top_k: int = TOP_K,
+        hidden: int = HIDDEN,
     ) -> None:
         rng = np.random.default_rng([rows, seed])
         self.x = np.asarray(rng.standard_normal((rows, hidden)), dtype)
@@ -108,7 +123,11 @@ def error(result: jax.Array, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize(
     "implementation",
-    ["xla", "triton", pytest.param("mosaic", marks=pytest.mark.skipif(not on_hopper(), reason="needs a Hopper GPU"))],
+    [
+        "xla",
+        "triton",
+        pytest.param("mosaic", marks=pytest.mark.skipif(not on_hopper(), reason="needs a Hopper GPU")),
+    ],
 )
 class TestExpertMlp:
     def check(self, implementation: str, rows: Rows, layer_index: int = 1) -> jax.Array:
@@ -179,14 +198,19 @@ class TestExpertMlp:
             packed = PackedExperts(*(array[EXPERTS + rank * half :][:half] for array in micro().packed))
             out = layer(implementation, half)(x, ids - rank * half, weights, valid, packed, jnp.int32(0))
             total = total + np.asarray(out, np.float64)
-        assert error(total, rows.oracle(micro().rounded if implementation == "xla" else micro().exact, EXPERTS)) < 4e-3
+        assert (
+            error(total, rows.oracle(micro().rounded if implementation == "xla" else micro().exact, EXPERTS))
+            < 4e-3
+        )
 
     def test_tensor_parallel_slices(self, implementation: str) -> None:
         """Two ranks with half of the intermediate columns each, float32 partial sums added by psum."""
         if implementation == "mosaic":
             pytest.skip("needs 128 columns a rank")
         rows = Rows(9, jnp.float32).invalidate(2)
-        mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+        mesh = jax.make_mesh(
+            (2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]
+        )
 
         def rank(*operands: jax.Array) -> jax.Array:
             call = functools.partial(expert_mlp, num_experts=EXPERTS, implementation=implementation)
@@ -201,7 +225,9 @@ class TestExpertMlp:
     def test_float32_result_of_bfloat16_rows(self, implementation: str) -> None:
         rows = Rows(40)
         call = jax.jit(
-            functools.partial(expert_mlp, num_experts=EXPERTS, implementation=implementation, out_dtype=jnp.float32)
+            functools.partial(
+                expert_mlp, num_experts=EXPERTS, implementation=implementation, out_dtype=jnp.float32
+            )
         )
         result = call(*rows.operands(), micro().packed, jnp.int32(0))
         assert result.dtype == jnp.float32
@@ -270,7 +296,9 @@ class TestWorkList:
 
 class TestLaunchTable:
     @pytest.mark.parametrize("generation", [name for name, _ in launch.GENERATIONS])
-    @pytest.mark.parametrize(("hidden", "intermediate"), [(7168, 256), (7168, 512), (7168, 2048), (256, 128), (64, 64)])
+    @pytest.mark.parametrize(
+        ("hidden", "intermediate"), [(7168, 256), (7168, 512), (7168, 2048), (256, 128), (64, 64)]
+    )
     def test_entries_fit(self, generation: str, hidden: int, intermediate: int) -> None:
         for rows in (1, 2, 9, 33, 34, 512, 4096):
             entry = launch.expert_launch(rows, hidden, intermediate, generation)
@@ -286,7 +314,8 @@ class TestLaunchTable:
 
 def table_entries() -> list[launch.ExpertLaunch]:
     return sorted(
-        {entry for _, table in launch.GENERATIONS for entry in table}, key=lambda entry: (entry.rows, repr(entry))
+        {entry for _, table in launch.GENERATIONS for entry in table},
+        key=lambda entry: (entry.rows, repr(entry)),
     )
 
 
@@ -318,9 +347,14 @@ def lower_for_cuda(entry: launch.ExpertLaunch, implementation: str, experts: int
         packed,
         word(),
     )
-    checks = [jax.export.DisabledSafetyCheck.custom_call(t) for t in (lowering.TRITON_TARGET, lowering.MOSAIC_TARGET)]
+    checks = [
+        jax.export.DisabledSafetyCheck.custom_call(t)
+        for t in (lowering.TRITON_TARGET, lowering.MOSAIC_TARGET)
+    ]
     with lowering.quiet_triton(), lowering.cuda_target():
-        return jax.export.export(jax.jit(call), platforms=["cuda"], disabled_checks=checks)(*shapes).mlir_module()
+        return jax.export.export(jax.jit(call), platforms=["cuda"], disabled_checks=checks)(
+            *shapes
+        ).mlir_module()
 
 
 class TestCrossLowering:
@@ -335,7 +369,9 @@ class TestCrossLowering:
         )
 
     def test_triton_whole_experts(self) -> None:
-        assert lower_for_cuda(table_entries()[-1], "triton", 48, 2048).count(f"@{lowering.TRITON_TARGET}") == 2
+        assert (
+            lower_for_cuda(table_entries()[-1], "triton", 48, 2048).count(f"@{lowering.TRITON_TARGET}") == 2
+        )
 
     @pytest.mark.skipif(not device.mosaic_supported(), reason="needs jax 0.11")
     @pytest.mark.parametrize(
@@ -360,13 +396,19 @@ class TestArguments:
     )
     def test_errors_name_values(self, change: dict, message: str) -> None:
         arguments = dict(zip(("x", "ids", "weights", "valid"), Rows(3).operands(), strict=True))
-        arguments |= {"experts": micro().packed, "first_expert": jnp.int32(0), "num_experts": EXPERTS} | change
+        arguments |= {
+            "experts": micro().packed,
+            "first_expert": jnp.int32(0),
+            "num_experts": EXPERTS,
+        } | change
         with pytest.raises(ValueError, match=message):
             expert_mlp(**arguments)
 
     def test_packed_arrays_that_do_not_fit(self) -> None:
         packed = micro().packed
-        call = functools.partial(expert_mlp, *Rows(3).operands(), first_expert=jnp.int32(0), num_experts=EXPERTS)
+        call = functools.partial(
+            expert_mlp, *Rows(3).operands(), first_expert=jnp.int32(0), num_experts=EXPERTS
+        )
         with pytest.raises(ValueError, match=r"down_scale must be int32 \(32, 8, 2, 32\)"):
             call(experts=packed._replace(down_scale=packed.down_scale[:, :, :1]))
         with pytest.raises(ValueError, match="hidden size 256 and intermediate size 96"):

@@ -1,4 +1,6 @@
-"""The small kernels of a layer against their plain twins, interpreted, and lowered to CUDA at K2.6's sizes."""
+"""The small kernels of a layer against their plain twins, interpreted, and lowered to CUDA at K2.6's
+sizes.
+"""
 
 import functools
 from collections.abc import Callable
@@ -105,7 +107,9 @@ def choices(n: Numbers, place: Place) -> Callable[[str], tuple]:
 
 def activations(n: Numbers, place: Place) -> Callable[[str], tuple]:
     beside, before = n.single(3, n.rows, 2 * 40), n.single(3, 2, n.rows, 600)
-    return lambda kernels: tuple(gated_activation(parts, jnp.dtype(n.dtype), kernels) for parts in (beside, before))
+    return lambda kernels: tuple(
+        gated_activation(parts, jnp.dtype(n.dtype), kernels) for parts in (beside, before)
+    )
 
 
 def block_heads(n: Numbers, place: Place) -> Callable[[str], tuple]:
@@ -114,7 +118,8 @@ def block_heads(n: Numbers, place: Place) -> Callable[[str], tuple]:
 
 
 @pytest.mark.parametrize(
-    "make", [products, long_products, norms, first_norm, latents, queries, values, choices, block_heads, activations]
+    "make",
+    [products, long_products, norms, first_norm, latents, queries, values, choices, block_heads, activations],
 )
 @pytest.mark.parametrize(("rows", "place"), [(1, SECOND), (18, THIRD_OF_LATER)], ids=["1", "18"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
@@ -132,16 +137,25 @@ def test_kernel_is_its_twin(make, rows: int, place: Place, dtype) -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_draft_attention_is_its_twin(layer: int, groups: int, dtype) -> None:
-    """Two sequences, one of them longer than a block of either twin and the other than nothing; the rest is NaN."""
+    """Two sequences, one of them longer than a block of either twin and the other than nothing; the rest is
+    NaN.
+    """
     n, context = Numbers(8, dtype), 200
     lengths = jnp.asarray([context - 30, 3], jnp.int32)
     unknown = (jnp.arange(context)[None] >= lengths[:, None])[None, :, :, None, None]
     keys, values = (jnp.where(unknown, jnp.nan, n(3, 2, context, groups, 32)).astype(dtype) for _ in range(2))
     block = Block(
-        n(2, 8, 4, 32), (n(2, 8, groups, 32), n(2, 8, groups, 32)), (keys, values), jnp.int32(layer), lengths,
-        jnp.asarray([np.iinfo(np.int32).max, 5, 90], jnp.int32), jnp.asarray([0, 0, 1], jnp.int32),
-    )  # fmt: skip
-    made = [jax.jit(functools.partial(draft_attention, implementation=name))(block) for name in ("xla", "triton")]
+        n(2, 8, 4, 32),
+        (n(2, 8, groups, 32), n(2, 8, groups, 32)),
+        (keys, values),
+        jnp.int32(layer),
+        lengths,
+        jnp.asarray([np.iinfo(np.int32).max, 5, 90], jnp.int32),
+        jnp.asarray([0, 0, 1], jnp.int32),
+    )
+    made = [
+        jax.jit(functools.partial(draft_attention, implementation=name))(block) for name in ("xla", "triton")
+    ]
     wanted, found = made
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
     wanted, found = np.asarray(wanted, np.float32), np.asarray(found, np.float32)
@@ -172,7 +186,9 @@ def test_equal_scores_choose_the_lower_expert() -> None:
     made, bias = jnp.zeros((1, 2, 24 + 8)), jnp.zeros((1, 24)).at[0, 7].set(1.0)
     for kernels in ("xla", "triton"):
         router = Router(4, True, 1.0)
-        ids, weights, _ = expert_choice(made, bias, Place(jnp.int32(0)), router, jnp.dtype(jnp.float32), kernels)
+        ids, weights, _ = expert_choice(
+            made, bias, Place(jnp.int32(0)), router, jnp.dtype(jnp.float32), kernels
+        )
         np.testing.assert_array_equal(ids, [[7, 0, 1, 2]] * 2)
         np.testing.assert_allclose(weights, 0.25, rtol=1e-6)
 
@@ -204,10 +220,15 @@ def test_loads_in_flight_fit_shared_memory() -> None:
     for rows in (1, 40, 64, 72, 128):
         launch = layer_launch.layer_launch().matmul(rows, 7168, [1536, 576])
         assert launch.parts == 4 and launch.stages >= 3
-        assert launch.stages * 2 * launch.step * (launch.row_tile + max(8, 1 << (rows - 1).bit_length())) <= 227 * 1024
+        assert (
+            launch.stages * 2 * launch.step * (launch.row_tile + max(8, 1 << (rows - 1).bit_length()))
+            <= 227 * 1024
+        )
 
 
-@pytest.mark.parametrize("generation, kilobytes", [("sm_80", 163), ("sm_90", 227), ("sm_100", 227), ("sm_120", 99)])
+@pytest.mark.parametrize(
+    "generation, kilobytes", [("sm_80", 163), ("sm_90", 227), ("sm_100", 227), ("sm_120", 99)]
+)
 def test_products_fit_the_shared_memory_of_every_generation(generation: str, kilobytes: int) -> None:
     """What CUDA's table of compute capabilities lets one block of threads have."""
     for rows in (1, 9, 33, 128):
@@ -237,7 +258,9 @@ def test_every_generation_has_every_table() -> None:
 
 
 def test_parts_follow_from_the_sizes() -> None:
-    """Two programs on each multiprocessor at most, three steps in each, and few parts for what adds them up."""
+    """Two programs on each multiprocessor at most, three steps in each, and few parts for what adds them
+    up.
+    """
     for columns, rows in (
         (7168, 2112),
         (1536, 1536),
@@ -270,7 +293,11 @@ def test_layers_with_an_odd_size_have_no_kernels_at_all() -> None:
 class TestSelection:
     def test_on_a_cpu(self) -> None:
         single = jnp.dtype(jnp.float32)
-        assert [layer_implementation(name, single, 8) for name in ("auto", "xla", "triton")] == ["xla", "xla", "triton"]
+        assert [layer_implementation(name, single, 8) for name in ("auto", "xla", "triton")] == [
+            "xla",
+            "xla",
+            "triton",
+        ]
         assert layer_implementation("triton", single, 129) == "xla"
         assert layer_implementation("triton", single, 129, None) == "triton"
 
@@ -293,8 +320,10 @@ def test_stack_of_other_columns() -> None:
 def test_kernels_lower_to_cuda(rows: int, monkeypatch) -> None:
     """One rank of eight: hidden 7168, 8 heads, 384 experts, 256 shared columns."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    half, single = (functools.partial(lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype), kind)
-                    for kind in (jnp.bfloat16, jnp.float32))  # fmt: skip
+    half, single = (
+        functools.partial(lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype), kind)
+        for kind in (jnp.bfloat16, jnp.float32)
+    )
     whole = functools.partial(lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32))
     turns, router = (single(rows, 32), single(rows, 32)), Router(8, True, 2.8)
 
@@ -310,11 +339,16 @@ def test_kernels_lower_to_cuda(rows: int, monkeypatch) -> None:
         return x, latents, expert_choice(made, weights["bias"], place, router, jnp.dtype(jnp.bfloat16))
 
     weights = {
-        "qkv": [half(60, 1536, 7168), half(60, 576, 7168)], "norms": (half(60, 1536), half(60, 512)),
-        "q_b": half(60, 1536, 1536), "k_up": half(60, 8, 128, 512), "v_up": half(60, 8, 128, 512),
-        "o": half(60, 7168, 1024), "norm": half(60, 7168), "bias": single(60, 384),
+        "qkv": [half(60, 1536, 7168), half(60, 576, 7168)],
+        "norms": (half(60, 1536), half(60, 512)),
+        "q_b": half(60, 1536, 1536),
+        "k_up": half(60, 8, 128, 512),
+        "v_up": half(60, 8, 128, 512),
+        "o": half(60, 7168, 1024),
+        "norm": half(60, 7168),
+        "bias": single(60, 384),
         "router": [half(60, 384, 7168), half(60, 256, 7168), half(60, 256, 7168)],
-    }  # fmt: skip
+    }
     arguments = (whole(), half(rows, 7168), weights, half(61, 1, 64, 576), whole(rows), turns)
     assert _cuda_module(layer, arguments).count(f"@{lowering.TRITON_TARGET}") == 9
 
@@ -338,8 +372,10 @@ def test_options_of_one_row(monkeypatch) -> None:
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     unrolled = "xla_gpu_command_buffer_unroll_loops"
     assert [unrolled in compiler_options(rows) for rows in (None, 1, 8)] == [
-        False, device.JAX_VERSION >= (0, 11), False,
-    ]  # fmt: skip
+        False,
+        device.JAX_VERSION >= (0, 11),
+        False,
+    ]
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
     assert unrolled not in compiler_options(1)
 

@@ -1,8 +1,9 @@
-"""One pass of the target at K2.6's size (a rank of eight), lowered to a GPU: the kernels of its layers, in their order.
+"""One pass of the target at K2.6's size (a rank of eight), lowered to a GPU: the kernels of its layers, in
+their order.
 
-The table is what was measured on the card: another kernel in a layer, one more, or another grid changes its speed.
-A cell is grid / warps / stages; "-" is no kernel. Where jax has them, every kernel lets the next one begin early, but
-for Mosaic ones and for the last of a loop over layers of a single row.
+The table is what was measured on the card: another kernel in a layer, one more, or another grid changes its
+speed. A cell is grid / warps / stages; "-" is no kernel. Where jax has them, every kernel lets the next one
+begin early, but for Mosaic ones and for the last of a loop over layers of a single row.
 """
 
 import functools
@@ -107,7 +108,9 @@ def kernels_of(module: str) -> list[tuple[str, str, bool]]:
             kernels.append(("mosaic", ".", False))
         elif call.startswith(TRITON_TARGET):
             grid = "x".join(re.findall(r"grid_[xyz] = (\d+)", call)[:3])
-            name, stages, warps = re.findall(r'name = "(\w+)", num_stages = (\d+) : i32, num_warps = (\d+)', call)[-1]
+            name, stages, warps = re.findall(
+                r'name = "(\w+)", num_stages = (\d+) : i32, num_warps = (\d+)', call
+            )[-1]
             kernels.append((name, f"{grid}/{warps}/{stages}", "griddepcontrol.launch_dependents" in call))
     return kernels
 
@@ -135,7 +138,9 @@ def test_what_ranks_add_up_is_complete_before_the_sum_begins(on_a_gpu) -> None:
     half = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
     for axis, overlaps in ((None, JAX_VERSION >= (0, 11)), ("model", False)):
         kernels = Kernels(axis=axis)
-        product = lambda x, stack, kernels=kernels: kernels.project_out(x, stack, Place(jnp.int32(1))).partial_sums
+        product = lambda x, stack, kernels=kernels: (
+            kernels.project_out(x, stack, Place(jnp.int32(1))).partial_sums
+        )
         ((_, _, overlap_next),) = kernels_of(lower(product, half((8, 256)), half((2, 128, 256))))
         assert overlap_next == overlaps
 
@@ -150,7 +155,9 @@ def test_room_for_the_own_latents(implementation: str, places: int) -> None:
 def test_mosaic_without_a_gpu_is_one_line(pair) -> None:
     """What the Hopper kernels need, and what to do."""
     odd = {"o": jax.ShapeDtypeStruct((2, 96, 80), jnp.bfloat16)}
-    with pytest.raises(UserError, match="--kernels is mosaic, but no kernel takes the sizes .*; give --kernels auto"):
+    with pytest.raises(
+        UserError, match="--kernels is mosaic, but no kernel takes the sizes .*; give --kernels auto"
+    ):
         Kernels.for_weights("mosaic", [odd])
     tokens = jnp.zeros((1, 3), jnp.int32)
     rows = Rows(tokens, tokens == 0, jnp.ones((1, 3, 1), jnp.uint32), tokens[:, 0])

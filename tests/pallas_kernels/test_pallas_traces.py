@@ -17,10 +17,13 @@ NEW_TOKENS = 24
 def test_short_prompt_with_interpreted_kernels(pair, method, budget):
     """The shortest prompt: the ids of the reference's trace."""
     case = min(
-        json.loads((golden_ref() / "traces.json").read_text())["cases"], key=lambda case: len(case["prompt"]["ids"])
+        json.loads((golden_ref() / "traces.json").read_text())["cases"],
+        key=lambda case: len(case["prompt"]["ids"]),
     )
     capacity = Capacity(rows=8, candidates=7, context=128, rounds=8, chunk=16)
-    engine = Engine(Program(pair.target, pair.drafter, capacity, "triton"), pair.weights, jnp.dtype("float32"))
+    engine = Engine(
+        Program(pair.target, pair.drafter, capacity, "triton"), pair.weights, jnp.dtype("float32")
+    )
     dispatches = engine.decode([Request(case["prompt"]["ids"], NEW_TOKENS, method, budget)])
     ids = [token for dispatch in dispatches for token in dispatch.ids()]
     assert ids == case["tokens"][:NEW_TOKENS]

@@ -60,20 +60,36 @@ def attend(case: Case, implementation: str) -> jax.Array:
 
 
 def random_case(
-    implementation: str, seed: int, *, count=20, heads=2, context=152, lengths=(0, 1, 77), valid=None, layers=2
+    implementation: str,
+    seed: int,
+    *,
+    count=20,
+    heads=2,
+    context=152,
+    lengths=(0, 1, 77),
+    valid=None,
+    layers=2,
 ) -> Case:
-    """Random trees over random caches in sizes and dtype of an implementation; rows from `valid[b]` on are padding."""
+    """Random trees over random caches in sizes and dtype of an implementation; rows from `valid[b]` on are
+    padding.
+    """
     random = np.random.default_rng(seed)
     batch, width = len(lengths), sum(SIZES[implementation])
     dtype = jnp.bfloat16 if implementation == "mosaic" else jnp.float32
     normal = lambda *shape: random.standard_normal(shape, np.float32)
-    parents = np.array([[-1, *(random.integers(0, row) for row in range(1, count))] for _ in range(batch)], np.int32)
+    parents = np.array(
+        [[-1, *(random.integers(0, row) for row in range(1, count))] for _ in range(batch)], np.int32
+    )
     used = np.arange(count)[None] < np.asarray(valid or [count] * batch)[:, None]
     words = np.asarray(ancestor_words(jnp.asarray(parents), jnp.asarray(used), count))
     case = Case(
-        normal(batch, count, heads, width), normal(layers, batch, context, width), np.int32(layers - 1),
-        np.array(lengths, np.int32), normal(batch, count, width), words,
-    )  # fmt: skip
+        normal(batch, count, heads, width),
+        normal(layers, batch, context, width),
+        np.int32(layers - 1),
+        np.array(lengths, np.int32),
+        normal(batch, count, width),
+        words,
+    )
     return case.cast(dtype)
 
 
@@ -85,7 +101,9 @@ def dense(case: Case) -> np.ndarray:
         own = reference.unpack_bits(case.ancestors[b], case.rows.shape[1])
         prefix = np.broadcast_to(own.any(1)[:, None], (len(own), length))
         keys = np.concatenate([case.cache[case.layer, b, :length], case.rows[b]])
-        out.append(reference.latent_attention(case.queries[b], keys, np.concatenate([prefix, own], 1), latent, SCALE))
+        out.append(
+            reference.latent_attention(case.queries[b], keys, np.concatenate([prefix, own], 1), latent, SCALE)
+        )
     return np.stack(out)
 
 
@@ -128,7 +146,9 @@ class TestTreeAttention:
         self.check(random_case(implementation, 13, count=count, heads=1), implementation)
 
     def test_padded_rows_give_exactly_zero(self, implementation: str) -> None:
-        found = self.check(random_case(implementation, 14, valid=(20, 7, 0), lengths=(5, 60, 90)), implementation)
+        found = self.check(
+            random_case(implementation, 14, valid=(20, 7, 0), lengths=(5, 60, 90)), implementation
+        )
         assert not found[1, 7:].any() and not found[2].any()
         assert found[1, :7].any(axis=(1, 2)).all()
 
@@ -159,8 +179,12 @@ class TestTreeAttention:
     def test_large_scores_do_not_overflow(self, implementation: str) -> None:
         case = random_case(implementation, 18)
         loud = case._replace(queries=case.queries * case.queries.dtype.type(200))
-        tolerance = 2e-3 if case.queries.dtype == np.float32 else 2e-2  # the result itself is rounded to bfloat16
-        np.testing.assert_allclose(np.asarray(attend(loud, implementation), np.float32), dense(loud), atol=tolerance)
+        tolerance = (
+            2e-3 if case.queries.dtype == np.float32 else 2e-2
+        )  # the result itself is rounded to bfloat16
+        np.testing.assert_allclose(
+            np.asarray(attend(loud, implementation), np.float32), dense(loud), atol=tolerance
+        )
 
     def test_bfloat16(self, implementation: str) -> None:
         self.check(random_case(implementation, 19, lengths=(0, 60, 150)).cast(jnp.bfloat16), implementation)
@@ -168,7 +192,9 @@ class TestTreeAttention:
 
 @needs_mosaic
 def test_mosaic_has_no_races() -> None:
-    """Two sequences over several blocks, with and without masks, so that every ring and barrier is used again."""
+    """Two sequences over several blocks, with and without masks, so that every ring and barrier is used
+    again.
+    """
     from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
 
     from pallas_kernels.attention.mosaic import interpreter, tree_attention_mosaic
@@ -186,13 +212,19 @@ def abstract_operands(batch: int, count: int, heads: int, context: int) -> Case:
     half = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     whole = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
     return Case(
-        half(batch, count, heads, 576), half(61, batch, context, 576), whole(jnp.int32), whole(jnp.int32, batch),
-        half(batch, count, 576), whole(jnp.uint32, batch, count, -(-count // 32)),
-    )  # fmt: skip
+        half(batch, count, heads, 576),
+        half(61, batch, context, 576),
+        whole(jnp.int32),
+        whole(jnp.int32, batch),
+        half(batch, count, 576),
+        whole(jnp.uint32, batch, count, -(-count // 32)),
+    )
 
 
 def lower_for_cuda(operands: Case, implementation: str, launch: AttentionLaunch) -> str:
-    """StableHLO of one call on an H200; raises where the GPU could not compile it for its sizes or layouts."""
+    """StableHLO of one call on an H200; raises where the GPU could not compile it for its sizes or
+    layouts.
+    """
     if implementation == "mosaic":
         from pallas_kernels.attention.mosaic import tree_attention_mosaic as kernel
     else:

@@ -1,4 +1,6 @@
-"""The same model on 1, 2, 4 and 8 forced CPU devices, in both expert layouts: logits, golden traces, sampling."""
+"""The same model on 1, 2, 4 and 8 forced CPU devices, in both expert layouts: logits, golden traces,
+sampling.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -68,7 +70,9 @@ def alone(pair):
 
 @pytest.mark.parametrize("method, budget, name", [("dflash", 0, "dflash"), ("ddtree", 32, "ddtree_32")])
 def test_golden_traces_hold_on_every_mesh(engine, cases, method, budget, name):
-    """Two prompts of few rounds, one beyond the yarn original length: ids and tokens per round are the reference's."""
+    """Two prompts of few rounds, one beyond the yarn original length: ids and tokens per round are the
+    reference's.
+    """
     cases = [cases[0], cases[11]]
     runs = decode(engine, [Request(case["prompt"]["ids"], 97, method, budget) for case in cases])
     for case, run in zip(cases, runs, strict=True):

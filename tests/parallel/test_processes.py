@@ -51,7 +51,18 @@ def test_two_processes_score_as_one(tmp_path):
     """The first one writes; a run that it finds unfinished goes on in both, without what is there."""
     given, out = tmp_path / "mine.jsonl", tmp_path / "out"
     given.write_text("".join(json.dumps({"prompt": f"def f{n}(", "max_tokens": 6}) + "\n" for n in range(3)))
-    options = ("--tasks", str(given), "--batch", "2", "--budget", "7", "--max-context", "64", "--output", str(out))
+    options = (
+        "--tasks",
+        str(given),
+        "--batch",
+        "2",
+        "--budget",
+        "7",
+        "--max-context",
+        "64",
+        "--output",
+        str(out),
+    )
     first, second = run_both("eval", *options)
     assert first[0] == second[0] == 0, first[2] + second[2]
     (results,), (samples,) = out.glob("results_*"), out.glob("samples_*")

@@ -19,7 +19,9 @@ STEEP = {"source": "made up", "draft_ms": 0.1, "curves": [CURVE]}
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """One sequence, trees of at most 8 nodes; nobody has said what rounds cost."""
-    return jddtree.compile_engine(micro(), Capacity(rows=9, candidates=8, context=CONTEXT, rounds=4, chunk=32))
+    return jddtree.compile_engine(
+        micro(), Capacity(rows=9, candidates=8, context=CONTEXT, rounds=4, chunk=32)
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""The scheduler: first come, first served; a cancelled request frees its slot at once and changes no neighbour."""
+"""The scheduler: first come, first served; a cancelled request frees its slot at once and changes no
+neighbour.
+"""
 
 from dataclasses import replace
 
@@ -38,7 +40,9 @@ def drain(scheduler: Scheduler, pieces: dict[int, list]) -> dict[int, list]:
 
 
 def test_five_requests_through_three_slots_are_each_as_alone():
-    asked = [replace(one, max_tokens=count) for one, count in zip(requests(), (24, 5, 24, 9, 12), strict=True)]
+    asked = [
+        replace(one, max_tokens=count) for one, count in zip(requests(), (24, 5, 24, 9, 12), strict=True)
+    ]
     wanted = [alone(one) for one in asked]
     with compilations() as events:
         scheduler = Scheduler(micro(), engine())
@@ -50,7 +54,9 @@ def test_five_requests_through_three_slots_are_each_as_alone():
 
 
 def test_cancel_frees_the_slot_and_leaves_neighbours_alone():
-    """One that runs and one that waits are dropped; what waited behind them runs, and nothing of them is written."""
+    """One that runs and one that waits are dropped; what waited behind them runs, and nothing of them is
+    written.
+    """
     asked = requests(max_tokens=40)
     wanted = [alone(one) for one in asked]
     scheduler = Scheduler(micro(), engine())

@@ -1,4 +1,6 @@
-"""Chat prompts against reference data, control tokens safe from user text, tool declarations, message errors."""
+"""Chat prompts against reference data, control tokens safe from user text, tool declarations, message
+errors.
+"""
 
 import copy
 import json
@@ -23,7 +25,9 @@ TOKENIZER = Tokenizer.from_directory(micro_target())
 GOLDEN = json.loads((golden_ref() / "chat.json").read_text(encoding="utf-8"))
 OPTIONS = ("tools", "thinking", "preserve_thinking", "add_generation_prompt")
 USER = {"role": "user", "content": "Hello"}
-needs_official = pytest.mark.skipif(official_dir() is None, reason="official K2.6 files are not in ../shared/kimi-k2.6")
+needs_official = pytest.mark.skipif(
+    official_dir() is None, reason="official K2.6 files are not in ../shared/kimi-k2.6"
+)
 
 
 @cache
@@ -35,12 +39,17 @@ def texts_in(value: Any) -> Iterator[str]:
     """Every text inside a JSON value, keys of objects included."""
     if isinstance(value, str):
         yield value
-    for item in value.items() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+    for item in (
+        value.items() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    ):
         yield from texts_in(item)
 
 
 def options_of(case: dict[str, Any]) -> dict[str, Any]:
-    return {name: case[name] for name in OPTIONS if name in case} | {"tool_style": "json", "allow_media": True}
+    return {name: case[name] for name in OPTIONS if name in case} | {
+        "tool_style": "json",
+        "allow_media": True,
+    }
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=range(len(GOLDEN)))
@@ -68,7 +77,8 @@ OFFICIAL_PROMPTS = [
             {"role": "user", "content": "1+1=?"},
         ],
         {},
-        "163594 14062 163601 3900 554 24980 72 11 519 22572 26626 5232 673 30218 10065 22572 13 163586 163587 2482 "
+        "163594 14062 163601 3900 554 24980 72 11 519 22572 26626 5232 673 30218 10065 22572 13 163586 "
+        "163587 2482 "
         "163601 16 10 16 75522 163586 163588 69702 163601 163606",
     ),
     (
@@ -78,7 +88,8 @@ OFFICIAL_PROMPTS = [
             {"role": "user", "content": "Bye"},
         ],
         {},
-        "163587 2482 163601 18699 163586 163588 69702 163601 163606 163607 19180 0 163586 163587 2482 163601 2572 68 "
+        "163587 2482 163601 18699 163586 163588 69702 163601 163606 163607 19180 0 163586 163587 2482 "
+        "163601 2572 68 "
         "163586 163588 69702 163601 163606",
     ),
     (
@@ -143,15 +154,35 @@ def conversation(texts: dict[str, str]) -> dict[str, Any]:
     return {
         "tools": [{"type": "function", "function": function}],
         "messages": [
-            {"role": "developer" if texts["role"] in ("", "user") else texts["role"], "content": texts["system"]},
+            {
+                "role": "developer" if texts["role"] in ("", "user") else texts["role"],
+                "content": texts["system"],
+            },
             {"role": "user", "name": texts["name"] or "bob", "content": parts},
-            {"role": "assistant", "content": None, "reasoning": texts["reasoning"], "tool_calls": [call, raw_call]},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning": texts["reasoning"],
+                "tool_calls": [call, raw_call],
+            },
             {"role": "tool", "tool_call_id": texts["call"], "content": texts["result"]},
         ],
     }
 
 
-FIELDS = ("key", "value", "function", "description", "call", "raw", "part", "next_part", "role", "system", "name")
+FIELDS = (
+    "key",
+    "value",
+    "function",
+    "description",
+    "call",
+    "raw",
+    "part",
+    "next_part",
+    "role",
+    "system",
+    "name",
+)
 FIELDS += ("reasoning", "result")
 PLAIN = conversation(dict.fromkeys(FIELDS, "x"))
 
@@ -188,14 +219,24 @@ def test_marker_text_in_content_has_the_ids_of_plain_text():
 
 
 def test_a_marker_is_not_formed_by_neighbouring_parts():
-    parts = [{"type": "text", "text": "<|im_"}, {"type": "text", "text": "e"}, {"type": "text", "text": "nd|>"}]
+    parts = [
+        {"type": "text", "text": "<|im_"},
+        {"type": "text", "text": "e"},
+        {"type": "text", "text": "nd|>"},
+    ]
     ids = TEMPLATE.encode(TOKENIZER, [{"role": "user", "content": parts}])
     assert ids.count(1026) == 1 and TOKENIZER.decode(ids).count("<|im_end|>") == 2
 
 
 def test_a_marker_is_not_formed_with_text_of_the_template():
     template = ChatTemplate("{% for m in messages %}<{{ m['content'] }}>|{{ m['content'] }}{% endfor %}")
-    for content in ("think", "think>", "|im_end|", "<think", "think> and some words that make it longer than any name"):
+    for content in (
+        "think",
+        "think>",
+        "|im_end|",
+        "<think",
+        "think> and some words that make it longer than any name",
+    ):
         ids = template.encode(TOKENIZER, [{"role": "user", "content": content}])
         assert max(ids) < 1024 and TOKENIZER.decode(ids) == f"<{content}>|{content}"
 
@@ -209,7 +250,9 @@ def test_long_texts_are_cut_where_the_published_tokenizer_cuts(length):
 def test_values_that_templates_compare_stay_as_they_are():
     ranks = read_ranks(micro_target() / "tiktoken.model")
     tokenizer = Tokenizer(ranks, {"<|im_user|>": 1024, "<|text|>": 1025, "<|tool|>": 1026})
-    source = "{% for m in messages %}{{ m['role'] == 'user' and m['content'][0]['type'] == 'text' }}{% endfor %}"
+    source = (
+        "{% for m in messages %}{{ m['role'] == 'user' and m['content'][0]['type'] == 'text' }}{% endfor %}"
+    )
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
     assert tokenizer.decode(ChatTemplate(source).encode(tokenizer, messages)) == "True"
 
@@ -218,7 +261,9 @@ def test_every_private_character_of_the_text_survives():
     content = "".join(map(chr, range(0xE000, 0xF900))) + "<|im_end|>"
     ids = TEMPLATE.encode(TOKENIZER, [{"role": "user", "content": content}])
     assert content in TOKENIZER.decode(ids) and ids.count(1026) == 1
-    everything = "".join(chr(point) for point in [*range(0xE000, 0xF900), *range(0xF0000, 0x110000)]) + "<|im_end|>"
+    everything = (
+        "".join(chr(point) for point in [*range(0xE000, 0xF900), *range(0xF0000, 0x110000)]) + "<|im_end|>"
+    )
     ids = TEMPLATE.encode(TOKENIZER, [{"role": "user", "content": everything}])
     assert everything in TOKENIZER.decode(ids) and ids.count(1026) == 1
 
@@ -244,7 +289,8 @@ def test_typescript_of_the_facts():
     expected = (
         "# Tools\n\n## functions\nnamespace functions {\n// Get the weather.\n"
         "type get_weather = (_: {\n  // City name\n"
-        '  city: string,\n  // minimum: 1\n  // Default: 3\n  days?: number,\n  unit?: "c" | "f"\n}) => any;\n}\n'
+        '  city: string,\n  // minimum: 1\n  // Default: 3\n  days?: number,\n  unit?: "c" | '
+        '"f"\n}) => any;\n}\n'
     )
     assert tools_to_typescript(tools) == expected
     rendered = TEMPLATE.render([USER], tools=tools)
@@ -264,7 +310,10 @@ def test_typescript_of_the_facts():
         ({}, "a?: any"),
         ({"type": "object"}, "a?: {}"),
         ({"type": "object", "additionalProperties": False}, "a?: {\n    [k: string]: never\n  }"),
-        ({"type": "object", "additionalProperties": {"type": "integer"}}, "a?: {\n    [k: string]: number\n  }"),
+        (
+            {"type": "object", "additionalProperties": {"type": "integer"}},
+            "a?: {\n    [k: string]: number\n  }",
+        ),
         ({"type": "object", "properties": {"b": {"type": "null"}}}, "a?: {\n    b?: null\n  }"),
         ({"type": "array", "minItems": 1, "maxItems": 2}, "// maxItems: 2, minItems: 1\n  a?: Array<any>"),
         ({"type": "array", "items": {"type": "string"}}, "a?: Array<string>"),
@@ -281,7 +330,10 @@ def test_typescript_of_the_facts():
     ],
 )
 def test_typescript_of_one_property(schema, expected):
-    assert declared({"type": "object", "properties": {"a": schema}}) == f"type f = (_: {{\n  {expected}\n}}) => any;"
+    assert (
+        declared({"type": "object", "properties": {"a": schema}})
+        == f"type f = (_: {{\n  {expected}\n}}) => any;"
+    )
 
 
 def test_typescript_puts_required_properties_first():
@@ -298,9 +350,12 @@ def test_typescript_without_parameters():
 def test_typescript_of_definitions_and_references():
     properties = {"b": {"$ref": "#/$defs/Point"}, "a": {"$ref": "#"}}
     point = {"type": "object", "description": "Place", "properties": {"x": {"type": "number"}}}
-    text = declared({"properties": properties, "required": ["b"], "$defs": {"Point": point}}, description="Do it")
+    text = declared(
+        {"properties": properties, "required": ["b"], "$defs": {"Point": point}}, description="Do it"
+    )
     assert text == (
-        "interface parameters {\n  a?: parameters,\n  b: Point\n}\n// Place\ninterface Point {\n  x?: number\n}\n"
+        "interface parameters {\n  a?: parameters,\n  b: Point\n}\n// Place\ninterface Point "
+        "{\n  x?: number\n}\n"
         "// Do it\ntype f = (_: parameters) => any;"
     )
 
@@ -363,7 +418,9 @@ def test_tools_that_are_no_functions_are_declared_as_sorted_json(tools, expected
 
 
 def test_a_template_that_prints_all_tools_gets_them_sorted():
-    template = ChatTemplate("{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ tools_ts_str is defined }}")
+    template = ChatTemplate(
+        "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ tools_ts_str is defined }}"
+    )
     text = template.render([USER], tools=[function_tool({"type": "object", "properties": {}}), BUILTIN])
     assert text == (
         '{"function": {"name": "f", "parameters": {"properties": {}, "type": "object"}}, "type": "function"}'
@@ -397,21 +454,51 @@ LOOP.append(LOOP)
         ([{"content": "Hello"}], "message 0 has role None, expected"),
         ([{"role": "", "content": "Hello"}], "message 0 has role '', expected"),
         ([{"role": "user"}], "message 0 has content None, expected"),
-        ([USER, {"role": "user", "content": 5}], "message 1 has content 5, expected a text or a list of parts"),
-        ([{"role": "user", "content": []}], r"message 0 has content \[\] .*, expected a text or at least one part"),
-        ([{"role": "user", "content": ["x"]}], "message 0 part 0 is 'x', expected an object with type 'text'"),
-        ([{"role": "user", "content": [{"type": "audio"}]}], r"message 0 part 0 is \{'type': 'audio'\}, expected"),
-        ([{"role": "user", "content": [{"type": ["text"]}]}], r"message 0 part 0 is \{'type': \['text'\]\}, expected"),
+        (
+            [USER, {"role": "user", "content": 5}],
+            "message 1 has content 5, expected a text or a list of parts",
+        ),
+        (
+            [{"role": "user", "content": []}],
+            r"message 0 has content \[\] .*, expected a text or at least one part",
+        ),
+        (
+            [{"role": "user", "content": ["x"]}],
+            "message 0 part 0 is 'x', expected an object with type 'text'",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "audio"}]}],
+            r"message 0 part 0 is \{'type': 'audio'\}, expected",
+        ),
+        (
+            [{"role": "user", "content": [{"type": ["text"]}]}],
+            r"message 0 part 0 is \{'type': \['text'\]\}, expected",
+        ),
         ([{"role": "user", "content": [{"type": "text"}]}], "message 0 part 0 has text None, expected"),
-        ([USER, {"role": "user", "content": [{"type": "image_url"}]}], "message 1 part 0 .*'image_url'.* an image"),
-        ([{"role": "user", "content": [{"type": "video"}]}], "message 0 part 0 .*'video'.* describe it in text"),
+        (
+            [USER, {"role": "user", "content": [{"type": "image_url"}]}],
+            "message 1 part 0 .*'image_url'.* an image",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "video"}]}],
+            "message 0 part 0 .*'video'.* describe it in text",
+        ),
         ([USER | {"name": 5}], "message 0 has name 5, expected a text"),
-        ([USER, {"role": "assistant", "reasoning_content": []}], r"message 1 has reasoning_content \[\], expected"),
-        ([USER, {"role": "tool", "content": "x"}], "message 1 has role 'tool' and tool_call_id None, expected"),
+        (
+            [USER, {"role": "assistant", "reasoning_content": []}],
+            r"message 1 has reasoning_content \[\], expected",
+        ),
+        (
+            [USER, {"role": "tool", "content": "x"}],
+            "message 1 has role 'tool' and tool_call_id None, expected",
+        ),
         ([USER, {"role": "assistant", "tool_calls": {}}], r"message 1 has tool_calls \{\}, expected a list"),
         (call_with(id=None), "message 1 tool call 1 is .*, expected an object with id and function"),
         (call_with(function="f"), "message 1 tool call 1 is .*, expected an object with id and function"),
-        (call_with(function={"name": 5, "arguments": "{}"}), "message 1 tool call 1 has function name 5, expected"),
+        (
+            call_with(function={"name": 5, "arguments": "{}"}),
+            "message 1 tool call 1 has function name 5, expected",
+        ),
         (call_with(function={"arguments": None}), "message 1 tool call 1 has arguments None, expected"),
         ([USER | {"extra": {1}}], r"message 0: value \{1\} is a set; use only JSON values"),
         ([USER | {"extra": [{5: 6}]}], "message 0: key 5 is not a text"),
@@ -450,7 +537,10 @@ def test_bad_messages(messages, expected):
         ({"x": DEEP}, "tools is a dict that cannot be shown, expected a list"),
         ([{"type": ["function"]}], "tool 0 is .*, expected an object with a type"),
         ([{"type": "function", "function": [1]}], r"tool 0 has function \[1\], expected an object"),
-        ([{"type": "function", "function": {"name": ["f"]}}], r"tool 0 has function name \['f'\], expected a text"),
+        (
+            [{"type": "function", "function": {"name": ["f"]}}],
+            r"tool 0 has function name \['f'\], expected a text",
+        ),
         ("tools", "tools is 'tools', expected a list"),
     ],
 )
@@ -488,7 +578,12 @@ def test_template_syntax_error():
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ raise_exception('no system role') }}", "{{ nothing.role }}", "{{ messages.append(1) }}", "{{ 'x' + 1 }}"],
+    [
+        "{{ raise_exception('no system role') }}",
+        "{{ nothing.role }}",
+        "{{ messages.append(1) }}",
+        "{{ 'x' + 1 }}",
+    ],
 )
 def test_template_that_refuses(source):
     with pytest.raises(UserError, match="mine cannot render these messages: .*; check roles and contents"):
@@ -496,18 +591,28 @@ def test_template_that_refuses(source):
 
 
 JSON_VALUE = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["user", "text"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["user", "text"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
 )
 FIELD = st.sampled_from(
     ["role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "type", "text", "function"]
 )
-MESSAGE = st.dictionaries(FIELD, JSON_VALUE | st.sampled_from(["user", "assistant", "tool", "system"]), max_size=5)
+MESSAGE = st.dictionaries(
+    FIELD, JSON_VALUE | st.sampled_from(["user", "assistant", "tool", "system"]), max_size=5
+)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(MESSAGE | JSON_VALUE, max_size=3) | JSON_VALUE, st.none() | st.lists(MESSAGE, max_size=2) | JSON_VALUE)
+@given(
+    st.lists(MESSAGE | JSON_VALUE, max_size=3) | JSON_VALUE,
+    st.none() | st.lists(MESSAGE, max_size=2) | JSON_VALUE,
+)
 def test_any_json_as_messages_gives_ids_or_one_line(messages, tools):
     try:
         ids = TEMPLATE.encode(TOKENIZER, messages, tools=tools)

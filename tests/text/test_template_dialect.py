@@ -1,4 +1,6 @@
-"""Chat templates may use what the transformers library offers: tokens, functions, filters, blocks and loop controls."""
+"""Chat templates may use what the transformers library offers: tokens, functions, filters, blocks and loop
+controls.
+"""
 
 import json
 from datetime import datetime
@@ -25,11 +27,20 @@ def test_special_tokens_of_the_configuration(tmp_path):
     source = "{{ bos_token }}{{ messages[0].content + eos_token }}{{ unk_token }}{{ pad_token is defined }}"
     source += "{{ additional_special_tokens[0] }}{{ additional_special_tokens | length }}"
     fields = {"bos_token": "[BOS]", "eos_token": {"content": "[EOS]", "special": True}, "unk_token": None}
-    folder = folder_with(tmp_path, source, **fields, additional_special_tokens=["<|im_end|>", {"content": "[EOT]"}, 5])
+    folder = folder_with(
+        tmp_path, source, **fields, additional_special_tokens=["<|im_end|>", {"content": "[EOT]"}, 5]
+    )
     template = ChatTemplate.from_directory(folder)
     messages = [{"role": "user", "content": "[EOS]"}]
     assert template.render(messages) == "[BOS][EOS][EOS]False<|im_end|>2"
-    expected = [1024, *TOKENIZER.encode("[EOS]"), 1025, *TOKENIZER.encode("False"), 1026, *TOKENIZER.encode("2")]
+    expected = [
+        1024,
+        *TOKENIZER.encode("[EOS]"),
+        1025,
+        *TOKENIZER.encode("False"),
+        1026,
+        *TOKENIZER.encode("2"),
+    ]
     assert template.encode(TOKENIZER, messages) == expected
 
 
@@ -41,9 +52,13 @@ def test_special_tokens_of_the_bundled_model():
     assert template.render([USER]) == "[BOS][EOS][PAD][UNK]" == "".join(names)
 
 
-@pytest.mark.parametrize("fields", [{}, {"bos_token": 5}, {"bos_token": {"content": None}}, {"bos_token": [1]}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"bos_token": 5}, {"bos_token": {"content": None}}, {"bos_token": [1]}]
+)
 def test_absent_special_tokens_are_undefined(tmp_path, fields):
-    template = ChatTemplate.from_directory(folder_with(tmp_path, "{{ bos_token is defined }}{{ bos_token }}", **fields))
+    template = ChatTemplate.from_directory(
+        folder_with(tmp_path, "{{ bos_token is defined }}{{ bos_token }}", **fields)
+    )
     assert template.render([USER]) == "False"
 
 
@@ -55,7 +70,14 @@ def test_generation_blocks_are_their_content():
     )
     messages = [USER, {"role": "assistant", "content": "</think>"}]
     ids = ChatTemplate(source).encode(TOKENIZER, messages)
-    ordinary = [*TOKENIZER.encode("Hello"), 1046, 1047, *TOKENIZER.encode("</think>"), 1026, *TOKENIZER.encode("False")]
+    ordinary = [
+        *TOKENIZER.encode("Hello"),
+        1046,
+        1047,
+        *TOKENIZER.encode("</think>"),
+        1026,
+        *TOKENIZER.encode("False"),
+    ]
     assert ids == ordinary
 
 
@@ -72,7 +94,10 @@ def test_the_date_of_today():
         ("ensure_ascii=true", '{"b": "\\u00e9<>&\'", "a": [1, 1.5, null, true]}'),
         ("sort_keys=true", '{"a": [1, 1.5, null, true], "b": "é<>&\'"}'),
         ("separators=(',', ':')", '{"b":"é<>&\'","a":[1,1.5,null,true]}'),
-        ("indent=1, separators=(',', ':')", '{\n "b":"é<>&\'",\n "a":[\n  1,\n  1.5,\n  null,\n  true\n ]\n}'),
+        (
+            "indent=1, separators=(',', ':')",
+            '{\n "b":"é<>&\'",\n "a":[\n  1,\n  1.5,\n  null,\n  true\n ]\n}',
+        ),
         ("indent='>'", '{\n>"b": "é<>&\'",\n>"a": [\n>>1,\n>>1.5,\n>>null,\n>>true\n>]\n}'),
         ("true", '{"b": "\\u00e9<>&\'", "a": [1, 1.5, null, true]}'),
     ],
@@ -83,7 +108,9 @@ def test_json_of_templates_is_that_of_transformers(options, expected):
 
 
 def test_loop_controls():
-    source = "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}"
+    source = (
+        "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}"
+    )
     assert ChatTemplate(source + "{{ i }}{{ loop.index0 }}{{ loop.length }},{% endfor %}").render([USER]) == (
         "009,119,339,"
     )

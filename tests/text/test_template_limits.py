@@ -53,7 +53,10 @@ NESTED = [
         "{% macro f() %}{% call f() %}{% endcall %}{{ caller() }}{% endmacro %}{% call f() %}{% endcall %}",
         "RecursionError",
     ),
-    (GROW.replace("range(60)", "range(300)").replace("STEP", "(ns.x,)"), "it nests values deeper than 200 levels"),
+    (
+        GROW.replace("range(60)", "range(300)").replace("STEP", "(ns.x,)"),
+        "it nests values deeper than 200 levels",
+    ),
     (GROW.replace("STEP", "[ns.x, ns.x]"), SIZE),
     (GROW.replace("STEP", "(ns.x, ns.x)"), SIZE),
     (GROW.replace("STEP", "{'a': ns.x, 'b': ns.x}"), SIZE),
@@ -124,7 +127,8 @@ ENDLESS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{{ '' }}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% continue %}{% endfor %}{% endfor %}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
-    "{% for a in range(99999) %}{% set x = range(99999) | map('upper') | select('string') | list %}{% endfor %}",
+    "{% for a in range(99999) %}{% set x = range(99999) | map('upper') | select('string') | list %}"
+    "{% endfor %}",
     "{% for a in range(99999) %}{% set x = messages | tojson %}{% set x = x.split('a') %}{% endfor %}",
 ]
 UNCOMPILED = [
@@ -191,7 +195,9 @@ def test_endless_templates_end_in_any_thread(source, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    expected = "mine cannot render these messages: it takes more than 0.2 seconds of processor time; check roles"
+    expected = (
+        "mine cannot render these messages: it takes more than 0.2 seconds of processor time; check roles"
+    )
     assert [error.startswith(expected) for error in errors] == [True, True]
 
 
@@ -206,7 +212,8 @@ def test_nothing_is_computed_while_compiling():
 def test_limits_leave_long_conversations_alone():
     messages = [USER | {"content": "word " * 200} for _ in range(500)]
     source = (
-        "{% set ns = namespace(text='', turns=[]) %}{% for m in messages %}{% set ns.turns = ns.turns + [m] %}"
+        "{% set ns = namespace(text='', turns=[]) %}{% for m in messages %}"
+        "{% set ns.turns = ns.turns + [m] %}"
         "{% set ns.text = ns.text + m.content.replace('w', 'W').strip() %}{% endfor %}"
         "{{ ns.turns | length }}{{ ns.text }}{{ messages | tojson }}"
     )

@@ -1,4 +1,6 @@
-"""Texts of a chat template keep their origin through every operation: encode gives the ids of what render gives."""
+"""Texts of a chat template keep their origin through every operation: encode gives the ids of what render
+gives.
+"""
 
 from typing import Any, NamedTuple
 
@@ -55,7 +57,10 @@ CASES = [
     ("{{ c.replace('</think>', '<|im_end|>') }}", lambda c: _between(c.split("</think>"), END)),
     ("{{ c | replace('<think>', '<think>') }}", lambda c: _between(c.split("<think>"), THINK)),
     ("{{ ('<think>' + c + '<|im_end|>') | trim }}", lambda c: [THINK, c, END]),
-    ("{{ ('<think>\n' ~ c ~ '\n<|im_end|>').split('\n') | join('') }}", lambda c: [THINK, c.replace("\n", ""), END]),
+    (
+        "{{ ('<think>\n' ~ c ~ '\n<|im_end|>').split('\n') | join('') }}",
+        lambda c: [THINK, c.replace("\n", ""), END],
+    ),
     ("{% set x %}<think>{{ c }}<|im_end|>{% endset %}{{ x[7:-10] }}{{ x[:7] }}", lambda c: [c, THINK]),
     (
         "{% if c.startswith('<think>') %}{{ c[7:] ~ '<think>' }}{% endif %}",
@@ -79,12 +84,18 @@ CASES = [
     ),
     ("{% filter trim %}<think>{{ c }}<|im_end|>{% endfilter %}", lambda c: [THINK, c, END]),
     ("{% generation %}{{ c }}<|im_end|>{% endgeneration %}", lambda c: [c, END]),
-    ("{% set ns = namespace(x='') %}{% for p in c %}{% set ns.x = ns.x + p %}{% endfor %}{{ ns.x }}", lambda c: [c]),
+    (
+        "{% set ns = namespace(x='') %}{% for p in c %}{% set ns.x = ns.x + p %}{% endfor %}{{ ns.x }}",
+        lambda c: [c],
+    ),
     (
         "{{ c.partition('</think>')[1] }}{{ '<|im_end|></think>'.rpartition('</think>')[0] }}",
         lambda c: [c.partition("</think>")[1], END],
     ),
-    ("{{ ('<think>' ~ c).removeprefix('<think>') ~ '</think>'.removesuffix('x') }}", lambda c: [c, Own("</think>")]),
+    (
+        "{{ ('<think>' ~ c).removeprefix('<think>') ~ '</think>'.removesuffix('x') }}",
+        lambda c: [c, Own("</think>")],
+    ),
     ("{{ (c ~ '<|im_end|>') | list | join }}{{ '<|im_end|>' | reverse | reverse }}", lambda c: [c, END, END]),
     ("{{ ('<think>' ~ c) | indent(1) ~ (c | length) }}", lambda c: [THINK, _indented(c), str(len(c))]),
     ("{{ {'a': '<think>'}['a'] ~ {'x': c}.x ~ ('<|im_end|>', 1)[0] }}", lambda c: [THINK, c, END]),
@@ -128,7 +139,9 @@ FRAGMENTS = [
 CONTENT = st.lists(st.sampled_from(FRAGMENTS), max_size=6).map("".join)
 
 
-PLAIN = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+PLAIN = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+)
 PLAIN.filters["tojson"] = _to_json
 
 
@@ -154,7 +167,8 @@ def test_ids_are_those_of_the_rendered_text(source, pieces):
     check()
 
 
-# Every operation on texts that Jinja or Python offers, in templates whose texts are the template's and the user's.
+# Every operation on texts that Jinja or Python offers, in templates whose texts are the template's and the
+# user's.
 OPERATIONS = """
 messages | messages|tojson | messages|selectattr('role', 'equalto', 'user')|list
 messages|map(attribute='content')|join | messages|rejectattr('role', 'eq', 'x')|first
@@ -197,7 +211,9 @@ def test_operations_give_what_jinja_gives(subject):
         for operation in line.split(" | "):
             source = with_content("{% set s = " + subject + " %}{{ " + operation + " }}")
             messages = [{"role": "user", "content": "Ünder <b>\n  two\tlines ß\r\nend b"}]
-            assert ChatTemplate(source).render(messages) == PLAIN.from_string(source).render(messages=messages), source
+            assert ChatTemplate(source).render(messages) == PLAIN.from_string(source).render(
+                messages=messages
+            ), source
 
 
 def mixed(first: str, second: str, third: str) -> OriginText:
@@ -232,7 +248,9 @@ METHODS: list[Any] = [
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.permutations("abcdefghijklmno \n"), st.integers(0, 17), st.integers(0, 17), st.sampled_from(METHODS))
+@given(
+    st.permutations("abcdefghijklmno \n"), st.integers(0, 17), st.integers(0, 17), st.sampled_from(METHODS)
+)
 def test_each_character_keeps_its_origin(characters, start, end, method):
     start, end = sorted((start, end))
     text = "".join(characters)

@@ -19,7 +19,9 @@ from jddtree.text.tokenizer import SPLIT_PATTERN, Tokenizer, seams
 
 GOLDEN = json.loads((golden_ref() / "tokenizer.json").read_text(encoding="utf-8"))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
-needs_official = pytest.mark.skipif(official_dir() is None, reason="official K2.6 files are not in ../shared/kimi-k2.6")
+needs_official = pytest.mark.skipif(
+    official_dir() is None, reason="official K2.6 files are not in ../shared/kimi-k2.6"
+)
 
 
 @cache
@@ -112,7 +114,11 @@ def test_round_trip(text):
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(["<|im_end|>", "<think>", "[EOS]", "<|im_", "end|>", "a", " ", "[", "<"])).map("".join))
+@given(
+    st.lists(st.sampled_from(["<|im_end|>", "<think>", "[EOS]", "<|im_", "end|>", "a", " ", "[", "<"])).map(
+        "".join
+    )
+)
 def test_marker_text_is_ordinary_unless_allowed(text):
     assert max(micro().encode(text), default=0) < 1024
     assert sum(i >= 1024 for i in micro().encode(text, allow_special=True)) == len(micro().find_markers(text))

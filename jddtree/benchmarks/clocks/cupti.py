@@ -1,7 +1,8 @@
-"""Times of GPU kernels by CUPTI: every kernel that a call starts, without the gaps between them, at a warm clock.
+"""Times of GPU kernels by CUPTI: every kernel that a call starts, without the gaps between them, at a warm
+clock.
 
-`keep_kernels_apart` must come before the first use of a device: inside a command buffer (a CUDA graph) CUPTI sees no
-single kernels. Only one user of CUPTI fits in a process.
+`keep_kernels_apart` must come before the first use of a device: inside a command buffer (a CUDA graph) CUPTI
+sees no single kernels. Only one user of CUPTI fits in a process.
 """
 
 import math
@@ -19,21 +20,26 @@ MOST_REPEATS, FEWEST_REPEATS, REPEAT_SECONDS = 21, 5, 0.5
 
 
 class Timing(NamedTuple):
-    """The kernels of one call in order, each with its median time, and the median of their sums, in microseconds."""
+    """The kernels of one call in order, each with its median time, and the median of their sums, in
+    microseconds.
+    """
 
     kernels: list[tuple[str, float]]
     total_us: float
 
 
 def keep_kernels_apart() -> None:
-    """Switch command buffers off for this process, and early launches, which would count waiting as a kernel's time."""
+    """Switch command buffers off for this process, and early launches, which would count waiting as a
+    kernel's time.
+    """
     apart = "--xla_gpu_enable_command_buffer= --xla_gpu_enable_pdl=false"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {apart}"
 
 
 def measure(call: Callable[..., Any], argument_sets: Sequence[tuple[Any, ...]]) -> Timing:
-    """Time a compiled function over sets of arguments by turns, so that one set does not find its data in the L2
-    cache when they are many. RuntimeError when calls start different numbers of kernels."""
+    """Time a compiled function over sets of arguments by turns, so that one set does not find its data in the
+    L2 cache when they are many. RuntimeError when calls start different numbers of kernels.
+    """
     seconds = _warm_up(call, argument_sets)
     rounds = max(FEWEST_REPEATS, min(MOST_REPEATS, int(REPEAT_SECONDS / seconds)))
     rounds = math.ceil(rounds / len(argument_sets))
@@ -42,7 +48,9 @@ def measure(call: Callable[..., Any], argument_sets: Sequence[tuple[Any, ...]]) 
     records = _records(lambda: _call_all(call, argument_sets, leading + rounds))
     if not records or len(records) % calls:
         raise RuntimeError(f"CUPTI saw {len(records)} kernels in {calls} calls")
-    return summarise(records[leading * len(argument_sets) * (len(records) // calls) :], rounds * len(argument_sets))
+    return summarise(
+        records[leading * len(argument_sets) * (len(records) // calls) :], rounds * len(argument_sets)
+    )
 
 
 def summarise(records: Sequence[tuple[str, float]], calls: int) -> Timing:
@@ -50,14 +58,18 @@ def summarise(records: Sequence[tuple[str, float]], calls: int) -> Timing:
     per_call = len(records) // calls
     groups = [records[i * per_call : (i + 1) * per_call] for i in range(calls)]
     kernels = [
-        (kernels[0][0], 1e3 * statistics.median(ms for _, ms in kernels)) for kernels in zip(*groups, strict=True)
+        (kernels[0][0], 1e3 * statistics.median(ms for _, ms in kernels))
+        for kernels in zip(*groups, strict=True)
     ]
     return Timing(kernels, 1e3 * statistics.median(sum(ms for _, ms in group) for group in groups))
 
 
-def parts(timing: Timing, landmarks: Mapping[str, tuple[str, ...]], between: Sequence[str]) -> dict[str, float]:
-    """Time by part of a call. landmarks: a part's name to what its kernels' names may contain, in the order of the
-    call; between: names of what comes before the first landmark, after the first, and so on."""
+def parts(
+    timing: Timing, landmarks: Mapping[str, tuple[str, ...]], between: Sequence[str]
+) -> dict[str, float]:
+    """Time by part of a call. landmarks: a part's name to what its kernels' names may contain, in the order
+    of the call; between: names of what comes before the first landmark, after the first, and so on.
+    """
     sums = dict.fromkeys([*landmarks, *between], 0.0)
     passed = 0
     for name, microseconds in timing.kernels:

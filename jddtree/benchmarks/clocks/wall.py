@@ -1,8 +1,9 @@
-"""Two ways to time a call: by the wall clock, back to back, and by its kernels; and the count of compilations.
+"""Two ways to time a call: by the wall clock, back to back, and by its kernels; and the count of
+compilations.
 
-The wall clock is for a process that has not touched CUPTI and keeps command buffers on; CUPTI is for one without them
-(`cupti.keep_kernels_apart`). On CPU devices every call is waited for, since collectives of calls that are queued there
-can wait for one another forever.
+The wall clock is for a process that has not touched CUPTI and keeps command buffers on; CUPTI is for one
+without them (`cupti.keep_kernels_apart`). On CPU devices every call is waited for, since collectives of calls
+that are queued there can wait for one another forever.
 """
 
 import math
@@ -22,7 +23,9 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 def wall_seconds(call: Callable[[], Any]) -> float:
-    """Seconds of a call: the median of several runs of many calls back to back, each run waited for at its end."""
+    """Seconds of a call: the median of several runs of many calls back to back, each run waited for at its
+    end.
+    """
     jax.block_until_ready(call())
     begun, calls = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - begun) < WARM_SECONDS:

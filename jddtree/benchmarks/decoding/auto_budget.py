@@ -1,8 +1,9 @@
-"""Is choosing the node count round by round better than the best fixed count? Tokens per second by a cost curve.
+"""Is choosing the node count round by round better than the best fixed count? Tokens per second by a cost
+curve.
 
-Texts are decoded for real with every fixed choice and, for every curve, with counts chosen by it; what a round costs is
-read from the curve, so the answer does not depend on the machine that decodes. Lengths of a fixed choice are the same
-under every curve. Plain decoding gives one token a round.
+Texts are decoded for real with every fixed choice and, for every curve, with counts chosen by it; what a
+round costs is read from the curve, so the answer does not depend on the machine that decodes. Lengths of a
+fixed choice are the same under every curve. Plain decoding gives one token a round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,17 @@ from jddtree.serving.generation import generate_batch
 from jddtree.serving.scheduler import Job, answers
 
 COLUMNS = {
-    "temperature": ".1f", "curve": "", "best_fixed": "", "best_tokens_per_s": ".1f", "auto_tokens_per_s": ".1f",
-    "auto_share": ".3f", "nodes_per_round": ".1f", "tokens_per_round": ".2f", "expected_tokens_per_round": ".2f",
+    "temperature": ".1f",
+    "curve": "",
+    "best_fixed": "",
+    "best_tokens_per_s": ".1f",
+    "auto_tokens_per_s": ".1f",
+    "auto_share": ".3f",
+    "nodes_per_round": ".1f",
+    "tokens_per_round": ".2f",
+    "expected_tokens_per_round": ".2f",
     "same_text": "",
-}  # fmt: skip
+}
 MEASURED_SWEEPS = 6
 WIDTHS = (8, 16, 32)  # that the benches compile beside the largest tree: speed only
 
@@ -47,11 +55,13 @@ def shipped_curves() -> dict[str, CostTable]:
 
 
 class Bench:
-    """Engines for prompts of `max_tokens` tokens, without stop tokens: one for fixed choices, many texts at a time, and
-    one for chosen counts, a single sequence, so that costs are those of one user.
+    """Engines for prompts of `max_tokens` tokens, without stop tokens: one for fixed choices, many texts at a
+    time, and one for chosen counts, a single sequence, so that costs are those of one user.
     """
 
-    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], max_tokens: int, budget: int, batch: int):
+    def __init__(
+        self, model: Model, prompts: Sequence[Sequence[int]], max_tokens: int, budget: int, batch: int
+    ):
         self.model, self.prompts, self.max_tokens, self.budget = model, prompts, max_tokens, budget
         longest = max(map(len, prompts))
         widest = Request([0] * longest, max_tokens, budget=budget)
@@ -60,10 +70,14 @@ class Bench:
         shapes = {"rows": rows, "widths": widths, "context": longest + max_tokens + 1}
         self.many = compile_engine(model, default_capacity(model, widest, sequences=batch, **shapes))
         self.one_width = default_capacity(model, widest, **shapes | {"widths": ()})
-        self.single = compile_engine(model, default_capacity(model, widest, **shapes | {"widths": (1, *widths)}))
+        self.single = compile_engine(
+            model, default_capacity(model, widest, **shapes | {"widths": (1, *widths)})
+        )
 
     def measured(self) -> dict[str, CostTable]:
-        """The curves of this machine, one sequence: with the smaller widths of the verify pass, and without them."""
+        """The curves of this machine, one sequence: with the smaller widths of the verify pass, and without
+        them.
+        """
         longest = max(self.prompts, key=len)
         padded = compile_engine(self.model, self.one_width)
         bucket = context_bucket(len(longest) + self.max_tokens // 2, padded.program.capacity.context)
@@ -85,10 +99,14 @@ class Bench:
         results = results[: len(requests)]
         rounds = [result.statistics.emitted_per_round for result in results]
         name = "chain" if method == "chain" else f"tree {nodes}"
-        return Fixed(name, nodes, [(sum(one), len(one)) for one in rounds], [result.token_ids for result in results])
+        return Fixed(
+            name, nodes, [(sum(one), len(one)) for one in rounds], [result.token_ids for result in results]
+        )
 
     def auto(self, table: CostTable, temperature: float) -> tuple[Row, list[list[int]]]:
-        """Counts chosen by a cost table, one text after the other; the pace carries over. Returns numbers and texts."""
+        """Counts chosen by a cost table, one text after the other; the pace carries over. Returns numbers and
+        texts.
+        """
         self.single.costs = table
         request = Request((), budget=self.budget, auto=True)
         jobs = [Job(place, one) for place, one in enumerate(self._requests(request, temperature))]
@@ -116,9 +134,11 @@ def speed(table: CostTable, nodes: int, counts: Sequence[tuple[int, int]]) -> fl
     return float(tokens / (rounds * seconds))
 
 
-def rows_of(temperature: float, bench: Bench, fixed: Sequence[Fixed], curves: Mapping[str, CostTable]) -> list[Row]:
-    """A row per fixed choice and curve (table "fixed"), and one per curve that compares `auto` with the best of them
-    (table "auto").
+def rows_of(
+    temperature: float, bench: Bench, fixed: Sequence[Fixed], curves: Mapping[str, CostTable]
+) -> list[Row]:
+    """A row per fixed choice and curve (table "fixed"), and one per curve that compares `auto` with the best
+    of them (table "auto").
     """
     rows: list[Row] = []
     plain = Fixed("plain decoding", 0, [(1, 1)], [])
@@ -142,10 +162,14 @@ def rows_of(temperature: float, bench: Bench, fixed: Sequence[Fixed], curves: Ma
         )
         rows += [
             {
-                "table": "fixed", "temperature": temperature, "curve": name, "choice": one.name, "nodes": one.nodes,
+                "table": "fixed",
+                "temperature": temperature,
+                "curve": name,
+                "choice": one.name,
+                "nodes": one.nodes,
                 "tokens_per_round": sum(t for t, _ in one.counts) / sum(r for _, r in one.counts),
                 "tokens_per_s": speeds[one.name],
             }
             for one in (plain, *fixed)
-        ]  # fmt: skip
+        ]
     return rows

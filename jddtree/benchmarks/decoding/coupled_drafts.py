@@ -1,7 +1,8 @@
-"""What drafting with the target's own noise wins: tokens per round with and without it, and the sweep behind tau.
+"""What drafting with the target's own noise wins: tokens per round with and without it, and the sweep behind
+tau.
 
-Every text is sampled once by plain decoding and again by each method; they must be the same token for token. Tokens per
-round do not depend on the machine. All prompts of a seed are decoded together.
+Every text is sampled once by plain decoding and again by each method; they must be the same token for token.
+Tokens per round do not depend on the machine. All prompts of a seed are decoded together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,23 @@ from jddtree.serving.engines import compile_engine, default_capacity
 from jddtree.serving.generation import generate_batch
 
 COLUMNS = {
-    "temperature": ".1f", "method": "", "budget": "d", "length_off": ".3f", "length_on": ".3f", "gain": ".3f",
-    "gain_low": ".3f", "gain_high": ".3f", "same_text": "",
-}  # fmt: skip
-TAU_COLUMNS = {"temperature": ".1f", "budget": "d", "tau": ".2f", "tau_times_temperature": ".2f", "length": ".3f"}
+    "temperature": ".1f",
+    "method": "",
+    "budget": "d",
+    "length_off": ".3f",
+    "length_on": ".3f",
+    "gain": ".3f",
+    "gain_low": ".3f",
+    "gain_high": ".3f",
+    "same_text": "",
+}
+TAU_COLUMNS = {
+    "temperature": ".1f",
+    "budget": "d",
+    "tau": ".2f",
+    "tau_times_temperature": ".2f",
+    "length": ".3f",
+}
 RESAMPLES = 4000  # of the bootstrap
 
 
@@ -36,7 +50,9 @@ class Counts(list[tuple[int, int]]):
 
 @dataclass
 class Bench:
-    """Texts of `max_tokens` tokens after each prompt, without stop tokens; engines are compiled once per tree size."""
+    """Texts of `max_tokens` tokens after each prompt, without stop tokens; engines are compiled once per tree
+    size.
+    """
 
     model: Model
     prompts: Sequence[Sequence[int]]
@@ -73,14 +89,18 @@ class Bench:
             longest = max(requests, key=lambda request: len(request.prompt))
             context = len(longest.prompt) + self.max_tokens
             rows = _rows(self.model, longest)
-            capacity = default_capacity(self.model, longest, sequences=len(requests), context=context, rows=rows)
+            capacity = default_capacity(
+                self.model, longest, sequences=len(requests), context=context, rows=rows
+            )
             self._engines[key] = compile_engine(self.model, capacity)
         return self._engines[key]
 
 
-def gains(bench: Bench, temperatures: Sequence[float], budgets: Sequence[int], seeds: Sequence[int]) -> Iterator[Row]:
-    """A row per temperature and method: tokens per round without and with coupling, and their ratio with a 95 %
-    interval.
+def gains(
+    bench: Bench, temperatures: Sequence[float], budgets: Sequence[int], seeds: Sequence[int]
+) -> Iterator[Row]:
+    """A row per temperature and method: tokens per round without and with coupling, and their ratio with a 95
+    % interval.
     """
     for temperature in temperatures:
         for method, budget in methods(budgets)[1:]:
@@ -89,12 +109,23 @@ def gains(bench: Bench, temperatures: Sequence[float], budgets: Sequence[int], s
             on, same_on = bench.decode(request, seeds)
             low, high = interval(off, on)
             yield {
-                "table": "coupling", "temperature": temperature, "top_p": bench.top_p, "method": method,
-                "budget": _nodes(bench, method, budget), "prompts": len(bench.prompts), "seeds": len(seeds),
-                "tokens": sum(tokens for tokens, _ in on), "rounds_off": sum(rounds for _, rounds in off),
-                "rounds_on": sum(rounds for _, rounds in on), "length_off": off.length, "length_on": on.length,
-                "gain": on.length / off.length, "gain_low": low, "gain_high": high, "same_text": same_off and same_on,
-            }  # fmt: skip
+                "table": "coupling",
+                "temperature": temperature,
+                "top_p": bench.top_p,
+                "method": method,
+                "budget": _nodes(bench, method, budget),
+                "prompts": len(bench.prompts),
+                "seeds": len(seeds),
+                "tokens": sum(tokens for tokens, _ in on),
+                "rounds_off": sum(rounds for _, rounds in off),
+                "rounds_on": sum(rounds for _, rounds in on),
+                "length_off": off.length,
+                "length_on": on.length,
+                "gain": on.length / off.length,
+                "gain_low": low,
+                "gain_high": high,
+                "same_text": same_off and same_on,
+            }
 
 
 def taus(
@@ -112,13 +143,22 @@ def taus(
                 request = Request((), budget=budget, temperature=temperature, tau=tau)
                 counts, same = bench.decode(request, seeds)
                 yield {
-                    "table": "tau", "temperature": temperature, "top_p": bench.top_p, "budget": budget, "tau": tau,
-                    "tau_times_temperature": product, "seeds": len(seeds), "length": counts.length, "same_text": same,
-                }  # fmt: skip
+                    "table": "tau",
+                    "temperature": temperature,
+                    "top_p": bench.top_p,
+                    "budget": budget,
+                    "tau": tau,
+                    "tau_times_temperature": product,
+                    "seeds": len(seeds),
+                    "length": counts.length,
+                    "same_text": same,
+                }
 
 
 def interval(off: Counts, on: Counts) -> tuple[float, float]:
-    """95 % interval of on.length / off.length: percentile bootstrap over the texts, which are the same in both."""
+    """95 % interval of on.length / off.length: percentile bootstrap over the texts, which are the same in
+    both.
+    """
     pairs = np.concatenate([np.array(off), np.array(on)], axis=1).astype(np.float64)
     picks = np.random.default_rng(0).integers(len(pairs), size=(RESAMPLES, len(pairs)))
     off_tokens, off_rounds, on_tokens, on_rounds = np.moveaxis(pairs[picks].sum(1), -1, 0)

@@ -1,10 +1,11 @@
 """Decoding with the bundled micro model: tokens per second, acceptance, and the gap between dispatches.
 
-The same prompts are decoded with engines that run R rounds a dispatch. A dispatch takes R rounds and a gap, so the line
-through the dispatch times at several R has the time of a round as its slope and the gap as its value at R = 0.
+The same prompts are decoded with engines that run R rounds a dispatch. A dispatch takes R rounds and a gap,
+so the line through the dispatch times at several R has the time of a round as its slope and the gap as its
+value at R = 0.
 
-With a mesh the target and drafter are split over its devices, and every row says whether the tokens are those of one
-device: same_as_one_device, and first_difference, [prompt, place] of the first token that is not.
+With a mesh the target and drafter are split over its devices, and every row says whether the tokens are those
+of one device: same_as_one_device, and first_difference, [prompt, place] of the first token that is not.
 
 python -m jddtree.benchmarks.decoding.dispatches --prompts ids.json --output docs/results/decode-h200.json
 """
@@ -46,15 +47,25 @@ from pallas_kernels.common.choice import IMPLEMENTATIONS
 ROUNDS = (1, 2, 4, 8, 16)
 CONTEXT = 1024
 COLUMNS = {
-    "rounds_per_dispatch": "d", "rounds": "d", "nodes_per_round": ".1f", "acceptance_length": ".2f",
-    "expected_tokens_per_round": ".2f", "tokens_per_s": ".1f", "dispatch_ms": ".3f",
-    "round_ms": ".3f", "gap_ms": ".3f", "gap_percent": ".1f", "compile_s": ".1f", "same_tokens": "",
-}  # fmt: skip
+    "rounds_per_dispatch": "d",
+    "rounds": "d",
+    "nodes_per_round": ".1f",
+    "acceptance_length": ".2f",
+    "expected_tokens_per_round": ".2f",
+    "tokens_per_s": ".1f",
+    "dispatch_ms": ".3f",
+    "round_ms": ".3f",
+    "gap_ms": ".3f",
+    "gap_percent": ".1f",
+    "compile_s": ".1f",
+    "same_tokens": "",
+}
 
 
 class Decoded(NamedTuple):
-    """tokens: of every prompt; seconds: of every dispatch that ran all its rounds; spent: of all dispatches; found:
-    what `stats.economy` says of all rounds."""
+    """tokens: of every prompt; seconds: of every dispatch that ran all its rounds; spent: of all dispatches;
+    found: what `stats.economy` says of all rounds.
+    """
 
     tokens: list[list[int]]
     rounds: int
@@ -69,7 +80,10 @@ def engines(
     """An engine over the bundled pair for each number of rounds per dispatch; mesh: None is one device."""
     target, drafter = target_config(bundled("target")), dflash_config(bundled("drafter"))
     kind, axis = np.dtype(jnp.dtype(dtype)), None if mesh is None else AXIS
-    arrays = load_target(bundled("target"), target, kind)[0], load_drafter(bundled("drafter"), drafter, kind)[0]
+    arrays = (
+        load_target(bundled("target"), target, kind)[0],
+        load_drafter(bundled("drafter"), drafter, kind)[0],
+    )
     tables = target_parameters(target), drafter_parameters(drafter)
 
     def put(part: int) -> Tree:
@@ -93,7 +107,9 @@ def measure(
     made: Iterator[tuple[int, Engine]],
     alone: Engine | None = None,
 ) -> list[Row]:
-    """A row for each engine; prompts: token ids; alone: an engine on one device, to compare those of a mesh with."""
+    """A row for each engine; prompts: token ids; alone: an engine on one device, to compare those of a mesh
+    with.
+    """
     requests = [Request(prompt, max_tokens, budget=budget) for prompt in prompts]
     one_device = None if alone is None else _decode(alone, requests).tokens
     rows, expected = [], None
@@ -103,25 +119,39 @@ def measure(
         found = decode()
         expected = expected or found.tokens
         if not found.seconds:
-            raise UserError(f"no dispatch ran all its {count} rounds with {max_tokens} tokens; raise --max-tokens")
+            raise UserError(
+                f"no dispatch ran all its {count} rounds with {max_tokens} tokens; raise --max-tokens"
+            )
         emitted = sum(map(len, found.tokens)) - len(prompts)
-        rows.append({
-            "rounds_per_dispatch": count, "budget": budget, "rounds": found.rounds,
-            "acceptance_length": emitted / found.rounds, **found.found,
-            "dispatch_ms": 1e3 * statistics.median(found.seconds), "compile_s": engine.compile_seconds,
-            "same_tokens": found.tokens == expected, **_compared(engine, found.tokens, one_device),
-        })  # fmt: skip
+        rows.append(
+            {
+                "rounds_per_dispatch": count,
+                "budget": budget,
+                "rounds": found.rounds,
+                "acceptance_length": emitted / found.rounds,
+                **found.found,
+                "dispatch_ms": 1e3 * statistics.median(found.seconds),
+                "compile_s": engine.compile_seconds,
+                "same_tokens": found.tokens == expected,
+                **_compared(engine, found.tokens, one_device),
+            }
+        )
     return with_gaps(rows)
 
 
 def with_gaps(rows: Sequence[Row]) -> list[Row]:
-    """The rows with round_ms and gap_ms of the line through all dispatch times, least squares, and gap_percent."""
+    """The rows with round_ms and gap_ms of the line through all dispatch times, least squares, and
+    gap_percent.
+    """
     if len(rows) < 2:
         raise UserError("gaps follow from at least 2 numbers of rounds per dispatch, 1 was given")
-    slope, gap = np.polyfit([row["rounds_per_dispatch"] for row in rows], [row["dispatch_ms"] for row in rows], 1)
+    slope, gap = np.polyfit(
+        [row["rounds_per_dispatch"] for row in rows], [row["dispatch_ms"] for row in rows], 1
+    )
     gap = max(float(gap), 0.0)
     return [
-        row | {"round_ms": float(slope), "gap_ms": gap, "gap_percent": 100 * gap / row["dispatch_ms"]} for row in rows
+        row | {"round_ms": float(slope), "gap_ms": gap, "gap_percent": 100 * gap / row["dispatch_ms"]}
+        for row in rows
     ]
 
 
@@ -189,7 +219,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jddtree.benchmarks.decoding.dispatches", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--prompts", type=Path, help="JSON list of lists of token ids; default the bundled prompts")
+    parser.add_argument(
+        "--prompts", type=Path, help="JSON list of lists of token ids; default the bundled prompts"
+    )
     parser.add_argument("--rounds", default=",".join(map(str, ROUNDS)), help="rounds per dispatch")
     parser.add_argument("--budget", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=200)

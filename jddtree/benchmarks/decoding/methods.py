@@ -1,8 +1,8 @@
 """End-to-end generation: rounds, acceptance length, compile time and speed by method over a set of prompts.
 
-Each method gets an engine of its own with the smallest shapes that hold its trees; the first prompt is run once before
-timing. On a CPU only rounds and acceptance lengths carry over to other machines: there the cost of a row is arithmetic,
-while on an accelerator it is the bytes of the experts that the rows touch.
+Each method gets an engine of its own with the smallest shapes that hold its trees; the first prompt is run
+once before timing. On a CPU only rounds and acceptance lengths carry over to other machines: there the cost
+of a row is arithmetic, while on an accelerator it is the bytes of the experts that the rows touch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,16 @@ from jddtree.serving.generation import generate_batch
 from jddtree.serving.transcript import Result
 
 COLUMNS = {
-    "method": "", "budget": "d", "rounds": "d", "acceptance_length": ".2f", "kept_percent": ".1f",
-    "compile_s": ".1f", "round_ms": ".1f", "tokens_per_s": ".1f", "same_text": "",
-}  # fmt: skip
+    "method": "",
+    "budget": "d",
+    "rounds": "d",
+    "acceptance_length": ".2f",
+    "kept_percent": ".1f",
+    "compile_s": ".1f",
+    "round_ms": ".1f",
+    "tokens_per_s": ".1f",
+    "same_text": "",
+}
 
 
 def methods(budgets: Sequence[int]) -> list[tuple[str, int]]:
@@ -25,7 +32,9 @@ def methods(budgets: Sequence[int]) -> list[tuple[str, int]]:
     return [("ar", 0), ("chain", 0), *(("tree", budget) for budget in budgets)]
 
 
-def measure(model: Model, prompts: Sequence[Sequence[int]], budgets: Sequence[int], max_tokens: int) -> Iterator[Row]:
+def measure(
+    model: Model, prompts: Sequence[Sequence[int]], budgets: Sequence[int], max_tokens: int
+) -> Iterator[Row]:
     """A row per method; greedy, no stop tokens. prompts: token ids, used as they are."""
     expected: list[list[int]] | None = None
     longest = max(len(prompt) for prompt in prompts)
@@ -52,7 +61,9 @@ def _row(method: str, budget: int, compile_seconds: float, results: list[Result]
         "prompts": len(results),
         "rounds": rounds,
         "acceptance_length": emitted / rounds,
-        "kept_percent": 100 * (emitted - rounds) / max(sum(sum(one.nodes_per_round) for one in statistics), 1),
+        "kept_percent": 100
+        * (emitted - rounds)
+        / max(sum(sum(one.nodes_per_round) for one in statistics), 1),
         "compile_s": compile_seconds,
         "round_ms": 1e3 * seconds / rounds,
         "tokens_per_s": emitted / seconds,

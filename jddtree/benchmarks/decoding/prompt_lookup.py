@@ -2,9 +2,9 @@
 
 python -m jddtree.benchmarks.decoding.prompt_lookup --output docs/results/ngram-cpu.json
 
-Rows: prompt (its first words), prompt_tokens, tokens, and tokens per round of "chain" and of trees by their nodes;
-same_text says whether all of them wrote what plain decoding writes; the last row is of all prompts. Greedy, without
-stop tokens. Tokens per round do not depend on the machine, and nothing here is timed.
+Rows: prompt (its first words), prompt_tokens, tokens, and tokens per round of "chain" and of trees by their
+nodes; same_text says whether all of them wrote what plain decoding writes; the last row is of all prompts.
+Greedy, without stop tokens. Tokens per round do not depend on the machine, and nothing here is timed.
 """
 
 import argparse
@@ -28,12 +28,18 @@ WAYS = {"chain": ("chain", 0), "tree 8": ("tree", 8), "tree 32": ("tree", 32)}
 LARGEST = 32
 SHOWN = 24  # characters of a prompt that name it
 COLUMNS = {
-    "prompt": "", "prompt_tokens": "d", "tokens": "d", **dict.fromkeys(WAYS, ".2f"), "same_text": "",
-}  # fmt: skip
+    "prompt": "",
+    "prompt_tokens": "d",
+    "tokens": "d",
+    **dict.fromkeys(WAYS, ".2f"),
+    "same_text": "",
+}
 
 
 def measure(model: Model, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Row]:
-    """A row for each prompt and one for all; prompts: token ids. They are decoded together, in one batch a way."""
+    """A row for each prompt and one for all; prompts: token ids. They are decoded together, in one batch a
+    way.
+    """
     longest = Request([0] * max(map(len, prompts)), max_tokens, budget=LARGEST)
     engine = compile_engine(model, default_capacity(model, longest, sequences=len(prompts)))
 

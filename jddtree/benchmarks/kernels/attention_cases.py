@@ -46,7 +46,9 @@ def random_case(
 
 
 def random_ancestors(rng: np.random.Generator, count: int, used: int, chain: bool) -> np.ndarray:
-    """Ancestor words uint32 [count, ceil(count / 32)] of a random tree or a chain of `used` rows, then padding."""
+    """Ancestor words uint32 [count, ceil(count / 32)] of a random tree or a chain of `used` rows, then
+    padding.
+    """
     words = np.zeros((count, -(-count // 32)), np.uint32)
     for row in range(used):
         if row:

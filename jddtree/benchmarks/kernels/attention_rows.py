@@ -1,10 +1,11 @@
-"""Rows of tree attention: one sequence, every context in one compiled program, whose cache is as long as the longest.
+"""Rows of tree attention: one sequence, every context in one compiled program, whose cache is as long as the
+longest.
 
-Each context is checked as it is and with an odd length and padded rows; the shortest also with an empty cache. Up to
-CHAIN_FROM - 1 tokens the mask is a random tree, from there that of a prompt chunk.
+Each context is checked as it is and with an odd length and padded rows; the shortest also with an empty
+cache. Up to CHAIN_FROM - 1 tokens the mask is a random tree, from there that of a prompt chunk.
 
-A call's time is that of all its kernels. "attention_prepare" is XLA's: it clears padded rows and lays out the ancestor
-words, which a layer loop does once for all layers; split_merge_us leaves it out.
+A call's time is that of all its kernels. "attention_prepare" is XLA's: it clears padded rows and lays out the
+ancestor words, which a layer loop does once for all layers; split_merge_us leaves it out.
 """
 
 import zlib
@@ -113,7 +114,9 @@ def _cases(settings: Settings, tokens: int, context: int, heads: int) -> Cases:
 
 def _case(settings: Settings, tokens: int, length: int, heads: int, used: int) -> tuple[Case, jax.Array]:
     number = zlib.crc32(repr((tokens, length, heads)).encode())
-    words = random_ancestors(np.random.default_rng([settings.seed, number]), tokens, used, tokens >= CHAIN_FROM)
+    words = random_ancestors(
+        np.random.default_rng([settings.seed, number]), tokens, used, tokens >= CHAIN_FROM
+    )
     key = jax.random.fold_in(jax.random.key(settings.seed), number)
     capacity = -(-max(settings.contexts) // KEY_MULTIPLE) * KEY_MULTIPLE
     case = random_case(key, settings.sizes, heads, length, capacity, words, used)

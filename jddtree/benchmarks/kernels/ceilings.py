@@ -21,7 +21,9 @@ def by_kernels(compiled: Callable[..., jax.Array], arguments: tuple[jax.Array, .
 
 
 def measure(key: jax.Array, time: Clock = by_kernels) -> tuple[Ceilings, list[Row]]:
-    """The ceilings, and the rows of the roofline card that show them. time: microseconds of a compiled call."""
+    """The ceilings, and the rows of the roofline card that show them. time: microseconds of a compiled
+    call.
+    """
     words = jax.jit(jax.random.bits, static_argnums=(1, 2))(key, (COPIED,), "uint32")
     copy_us = _time(time, lambda words: words + jnp.uint32(1), words)
     del words
@@ -31,7 +33,9 @@ def measure(key: jax.Array, time: Clock = by_kernels) -> tuple[Ceilings, list[Ro
     operands = (_matrix(one) for one in jax.random.split(key))
     matmul_us = _time(time, jnp.matmul, *operands)
     ceilings = Ceilings(
-        copy=2 * 4 * COPIED / copy_us * 1e6, read=4 * READ / read_us * 1e6, matmul=2 * MATMUL**3 / matmul_us * 1e6
+        copy=2 * 4 * COPIED / copy_us * 1e6,
+        read=4 * READ / read_us * 1e6,
+        matmul=2 * MATMUL**3 / matmul_us * 1e6,
     )
     rows = [
         {"kernel": "copy", "time_us": copy_us, "tb_s": ceilings.copy / 1e12},

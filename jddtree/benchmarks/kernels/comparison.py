@@ -14,7 +14,8 @@ LIMIT = 4e-3
 ROUNDED_LIMIT = 8e-3  # of layers that round dequantised weights to bfloat16
 REPEATS = 3
 SMALLEST, LARGEST, COPIES = 12, 29, 3  # powers of two of the poisoned blocks' bytes on a GPU
-# A dot of the reference and of the cuBLAS layer is one cuBLAS call; trying Triton tiles takes seconds for each.
+# A dot of the reference and of the cuBLAS layer is one cuBLAS call; trying Triton tiles takes seconds for
+# each.
 PLAIN_MATMULS = {"xla_gpu_enable_triton_gemm": False}
 
 
@@ -36,17 +37,24 @@ class Outcome(NamedTuple):
         )
 
 
-def compile_kernel(function: Callable[..., Any], *arguments: Any, options: dict[str, Any] | None = None) -> Any:
+def compile_kernel(
+    function: Callable[..., Any], *arguments: Any, options: dict[str, Any] | None = None
+) -> Any:
     """The function compiled for these arguments, without the warning that jax gives for Triton kernels."""
     with quiet_triton():
         return jax.jit(function).lower(*arguments).compile(compiler_options=options)
 
 
 def check(
-    call: Callable[..., jax.Array], arguments: tuple[Any, ...], wanted: jax.Array, case: str, limit: float = LIMIT
+    call: Callable[..., jax.Array],
+    arguments: tuple[Any, ...],
+    wanted: jax.Array,
+    case: str,
+    limit: float = LIMIT,
 ) -> Outcome:
-    """Run a compiled kernel REPEATS times over poisoned memory. wanted: float32, in whose rows of zeros the result must
-    be exactly zero; case: named in faults."""
+    """Run a compiled kernel REPEATS times over poisoned memory. wanted: float32, in whose rows of zeros the
+    result must be exactly zero; case: named in faults.
+    """
     outputs = []
     for _ in range(REPEATS):
         poison()

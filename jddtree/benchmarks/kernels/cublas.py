@@ -1,7 +1,8 @@
-"""The plain expert layer that a kernel must not fall behind: dequantise the experts touched to bfloat16, then batched
-matmuls over them, tokens padded to those of the most wanted expert.
+"""The plain expert layer that a kernel must not fall behind: dequantise the experts touched to bfloat16, then
+batched matmuls over them, tokens padded to those of the most wanted expert.
 
-It is given everything that helps it: weights with columns in order, and the grouping of tokens made on the host.
+It is given everything that helps it: weights with columns in order, and the grouping of tokens made on the
+host.
 """
 
 from typing import NamedTuple
@@ -28,8 +29,9 @@ class PlainExperts(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """experts int32 [U]: those touched; tokens int32 [U, M]: rows of x, anything where padded; place int32 [T, k]:
-    where a token's choice stands in [U * M]."""
+    """experts int32 [U]: those touched; tokens int32 [U, M]: rows of x, anything where padded; place int32
+    [T, k]: where a token's choice stands in [U * M].
+    """
 
     experts: np.ndarray
     tokens: np.ndarray
@@ -88,6 +90,8 @@ def _pack(codes: jax.Array) -> jax.Array:
 def _dequantise(words: jax.Array, scales: jax.Array) -> jax.Array:
     number, rows, _ = words.shape
     groups = scales.shape[2]
-    nibbles = lax.shift_right_logical(*jnp.broadcast_arrays(words[..., None], _shifts().reshape(1, 1, 1, PER_WORD)))
+    nibbles = lax.shift_right_logical(
+        *jnp.broadcast_arrays(words[..., None], _shifts().reshape(1, 1, 1, PER_WORD))
+    )
     centred = ((nibbles & 15) - OFFSET).astype(jnp.bfloat16).reshape(number, rows, groups, -1)
     return (centred * scales[..., None]).reshape(number, rows, -1)

@@ -63,7 +63,9 @@ def implementations(settings: Settings) -> tuple[str, ...]:
     if settings.interpret:
         return ("triton", "xla")
     fits = settings.sizes.intermediate % 128 == 0
-    return ("triton", "mosaic") if fits and gpu_generation() == "sm_90" and mosaic_supported() else ("triton",)
+    return (
+        ("triton", "mosaic") if fits and gpu_generation() == "sm_90" and mosaic_supported() else ("triton",)
+    )
 
 
 def expert_layer(
@@ -120,8 +122,13 @@ def _measure(
     if ceilings is None:
         return [row]
     ids = routing.draw(tokens, sizes.experts, sizes.top_k)
-    row |= {"experts": float(np.mean([touched(one) for one in ids])), "most_tokens": max(map(most_tokens, ids))}
-    result = timing.measure(compiled[0], [_whole_case(settings, experts, one, i) for i, one in enumerate(ids)])
+    row |= {
+        "experts": float(np.mean([touched(one) for one in ids])),
+        "most_tokens": max(map(most_tokens, ids)),
+    }
+    result = timing.measure(
+        compiled[0], [_whole_case(settings, experts, one, i) for i, one in enumerate(ids)]
+    )
     times = timing.parts(result, LANDMARKS, BETWEEN)
     whole = measured(row, result.total_us, roofline.expert_work(sizes, tokens, row["experts"]), ceilings)
     return [whole, *_parts(settings, row, times, ceilings)]
@@ -140,7 +147,9 @@ def _parts(settings: Settings, row: Row, times: dict[str, float], ceilings: Ceil
 def _padded_case(
     settings: Settings, tokens: int, routing: Routing, experts: PackedExperts
 ) -> tuple[Arguments, np.ndarray]:
-    """Arguments with an eighth of the rows padding, which holds NaN and any expert number, and the ids of the rest."""
+    """Arguments with an eighth of the rows padding, which holds NaN and any expert number, and the ids of the
+    rest.
+    """
     sizes = settings.sizes
     rng = np.random.default_rng([settings.seed, tokens])
     ids = routing.draw(tokens, sizes.experts, sizes.top_k, seed=settings.seed, count=1)[0].copy()
@@ -183,7 +192,9 @@ def _measure_plain(
     number, most = max(map(touched, ids)), max(map(most_tokens, ids))
     x = _rows(settings, tokens)
     weights = jnp.full(ids[0].shape, 1 / sizes.top_k, jnp.float32)
-    cases = [(x, weights, jax.device_put(kernels_cublas.group(one, number, most)), get_plain()) for one in ids]
+    cases = [
+        (x, weights, jax.device_put(kernels_cublas.group(one, number, most)), get_plain()) for one in ids
+    ]
     call = compile_kernel(kernels_cublas.layer, *cases[0], options=PLAIN_MATMULS)
     given = jnp.asarray(ids[0]), weights, jnp.ones(tokens, bool)
     wanted = reference(x, *given, experts, jnp.int32(0), num_experts=sizes.experts)

@@ -1,10 +1,10 @@
 """Times of other implementations beside ours: of `jddtree.benchmarks.peers`, or as rows of this run.
 
-Measuring them happens in a process of its own, since torch and JAX each take the device's memory; nothing here needs
-torch.
+Measuring them happens in a process of its own, since torch and JAX each take the device's memory; nothing
+here needs torch.
 
-A peer is a row {kernel, tokens, context, heads, peer, time_us}, with context and heads null for experts; "routing" is
-uniform unless given, "kernel_us" (without launches) is taken over when given.
+A peer is a row {kernel, tokens, context, heads, peer, time_us}, with context and heads null for experts;
+"routing" is uniform unless given, "kernel_us" (without launches) is taken over when given.
 """
 
 import json
@@ -19,7 +19,12 @@ from jddtree.errors import UserError
 from jddtree.results import Row, read_rows
 
 MODULE = "jddtree.benchmarks.peers"
-REQUIRED: dict[str, type | tuple[type, ...]] = {"kernel": str, "tokens": int, "peer": str, "time_us": (int, float)}
+REQUIRED: dict[str, type | tuple[type, ...]] = {
+    "kernel": str,
+    "tokens": int,
+    "peer": str,
+    "time_us": (int, float),
+}
 
 
 def read(path: Path | None) -> list[Row]:
@@ -38,8 +43,8 @@ def read(path: Path | None) -> list[Row]:
 def rows_of(path: Path | None, kind: str) -> list[Row]:
     """The rows of --peers PATH, none without one.
 
-    path: a results file, a JSON list of rows, or a folder of vLLM's kernels, with which `kind` ("kernels" or "step") is
-    measured now. UserError when the file cannot be used or the measurement fails.
+    path: a results file, a JSON list of rows, or a folder of vLLM's kernels, with which `kind` ("kernels" or
+    "step") is measured now. UserError when the file cannot be used or the measurement fails.
     """
     if path is None:
         return []
@@ -55,10 +60,14 @@ def rows_of(path: Path | None, kind: str) -> list[Row]:
 
 
 def add_peers(groups: Iterable[list[Row]], peers: list[Row]) -> Iterator[list[Row]]:
-    """Each group of rows, the peers of every row added; the plain layer is a peer of the expert layers after it."""
+    """Each group of rows, the peers of every row added; the plain layer is a peer of the expert layers after
+    it.
+    """
     known = list(peers)
     for rows in groups:
-        known += [_plain(row) for row in rows if row["implementation"] == kernels_cublas.NAME and "time_us" in row]
+        known += [
+            _plain(row) for row in rows if row["implementation"] == kernels_cublas.NAME and "time_us" in row
+        ]
         yield [_with_peers(row, [peer for peer in known if _fits(peer, row)]) for row in rows]
 
 

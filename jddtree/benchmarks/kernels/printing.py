@@ -1,22 +1,40 @@
-"""Tables of `bench kernels` that can be printed row by row: columns have fixed widths, and a value may be missing."""
+"""Tables of `bench kernels` that can be printed row by row: columns have fixed widths, and a value may be
+missing.
+"""
 
 from jddtree.results import Row
 
 # Key of a row: heading, width and format.
 CARD = {
-    "kernel": ("kernel", 14, ""), "tokens": ("tokens", 6, "d"), "context": ("context", 7, "d"),
-    "heads": ("heads", 5, "d"), "routing": ("routing", 8, ""), "experts": ("experts", 7, ".1f"),
-    "megabytes": ("MB", 8, ".2f"), "gflop": ("GFLOP", 9, ".2f"), "floor_us": ("floor us", 8, ".1f"),
+    "kernel": ("kernel", 14, ""),
+    "tokens": ("tokens", 6, "d"),
+    "context": ("context", 7, "d"),
+    "heads": ("heads", 5, "d"),
+    "routing": ("routing", 8, ""),
+    "experts": ("experts", 7, ".1f"),
+    "megabytes": ("MB", 8, ".2f"),
+    "gflop": ("GFLOP", 9, ".2f"),
+    "floor_us": ("floor us", 8, ".1f"),
     "bound": ("bound by", 10, ""),
-}  # fmt: skip
+}
 RESULTS = {
-    "kernel": ("kernel", 17, ""), "implementation": ("implementation", 17, ""), "tokens": ("tokens", 6, "d"),
-    "context": ("context", 7, "d"), "heads": ("heads", 5, "d"), "routing": ("routing", 8, ""),
-    "experts": ("experts", 7, ".1f"), "time_us": ("us", 8, ".1f"), "tb_s": ("TB/s", 5, ".2f"),
-    "tflop_s": ("TFLOP/s", 7, ".0f"), "ceiling_share": ("share", 5, ".0%"), "error": ("error", 7, ".1e"),
-    "repeats_identical": ("same", 5, ""), "peer": ("peer", 17, ""), "peer_us": ("peer us", 8, ".1f"),
+    "kernel": ("kernel", 17, ""),
+    "implementation": ("implementation", 17, ""),
+    "tokens": ("tokens", 6, "d"),
+    "context": ("context", 7, "d"),
+    "heads": ("heads", 5, "d"),
+    "routing": ("routing", 8, ""),
+    "experts": ("experts", 7, ".1f"),
+    "time_us": ("us", 8, ".1f"),
+    "tb_s": ("TB/s", 5, ".2f"),
+    "tflop_s": ("TFLOP/s", 7, ".0f"),
+    "ceiling_share": ("share", 5, ".0%"),
+    "error": ("error", 7, ".1e"),
+    "repeats_identical": ("same", 5, ""),
+    "peer": ("peer", 17, ""),
+    "peer_us": ("peer us", 8, ".1f"),
     "failure": ("failure", 7, ""),
-}  # fmt: skip
+}
 Columns = dict[str, tuple[str, int, str]]
 
 

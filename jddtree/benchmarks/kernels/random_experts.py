@@ -15,7 +15,9 @@ OFFSET = 8  # a code stands for (code - 8) * scale
 
 
 class Codes(NamedTuple):
-    """Unpacked weights [experts, rows, columns] int32 codes and [experts, rows, columns / 32] float32 scales."""
+    """Unpacked weights [experts, rows, columns] int32 codes and [experts, rows, columns / 32] float32
+    scales.
+    """
 
     gate: tuple[jax.Array, jax.Array]
     up: tuple[jax.Array, jax.Array]
@@ -49,7 +51,9 @@ def unpack(experts: PackedExperts, expert: jax.Array) -> Codes:
     halves = [_half(scales, part).swapaxes(2, 3).reshape(*_shape(words)) for part in range(2)]
     down_halves = jnp.stack([_half(down_scales, part) for part in range(2)], axis=3)
     by_group = down_halves.reshape(*down.shape[:3], 32).swapaxes(2, 3).reshape(*_shape(down))
-    return Codes((_codes(words[..., :128]), halves[0]), (_codes(words[..., 128:]), halves[1]), (_codes(down), by_group))
+    return Codes(
+        (_codes(words[..., :128]), halves[0]), (_codes(words[..., 128:]), halves[1]), (_codes(down), by_group)
+    )
 
 
 def weights(codes: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -85,7 +89,9 @@ def _codes(words: jax.Array) -> jax.Array:
     """Packed units int32 [n, B, G, 128] -> codes [n, 32 B, 32 G]."""
     number, rows, groups = words.shape[:3]
     lanes = words.reshape(number, rows, groups, 8, 4, 4, 1)
-    codes = lax.shift_right_logical(*jnp.broadcast_arrays(lanes, jnp.array(NIBBLES, jnp.int32).reshape(*[1] * 6, 8)))
+    codes = lax.shift_right_logical(
+        *jnp.broadcast_arrays(lanes, jnp.array(NIBBLES, jnp.int32).reshape(*[1] * 6, 8))
+    )
     return (codes & 15).transpose(0, 1, 3, 5, 2, 4, 6).reshape(number, rows * 32, groups * 32)
 
 

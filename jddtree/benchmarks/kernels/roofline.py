@@ -1,7 +1,8 @@
 """The least that a kernel must move and compute, and the time that follows from what a card can do.
 
-Bytes are what must be read or written once: weights or latents, inputs and results; what an implementation keeps in
-between is not counted. Operations count a multiplication and an addition as two, padding not included.
+Bytes are what must be read or written once: weights or latents, inputs and results; what an implementation
+keeps in between is not counted. Operations count a multiplication and an addition as two, padding not
+included.
 """
 
 from dataclasses import dataclass
@@ -39,8 +40,9 @@ class Work(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """What a card reaches, measured: bytes per second of a copy (read plus written) and of reading, operations per
-    second of a bfloat16 matmul."""
+    """What a card reaches, measured: bytes per second of a copy (read plus written) and of reading,
+    operations per second of a bfloat16 matmul.
+    """
 
     copy: float
     read: float
@@ -50,7 +52,9 @@ class Ceilings(NamedTuple):
 def k26_rank(world: int) -> Sizes:
     """One rank of Kimi K2.6 when `world` share it by tensor parallelism."""
     if world not in (1, 2, 4, 8, 16, 32):
-        raise UserError(f"--world is {world}, but must be 1, 2, 4, 8, 16 or 32: a rank holds whole groups of weights")
+        raise UserError(
+            f"--world is {world}, but must be 1, 2, 4, 8, 16 or 32: a rank holds whole groups of weights"
+        )
     return Sizes(hidden=7168, intermediate=2048 // world, experts=384, top_k=8, world=world)
 
 
@@ -96,7 +100,9 @@ def down_work(sizes: Sizes, tokens: int, touched: float) -> Work:
 
 def expert_work(sizes: Sizes, tokens: int, touched: float) -> Work:
     """The whole layer: rows in and rows out."""
-    operations = gate_up_work(sizes, tokens, touched).operations + down_work(sizes, tokens, touched).operations
+    operations = (
+        gate_up_work(sizes, tokens, touched).operations + down_work(sizes, tokens, touched).operations
+    )
     rows = 2 * tokens * sizes.hidden * BFLOAT16
     return Work(round(touched * expert_bytes(sizes)) + rows, operations)
 

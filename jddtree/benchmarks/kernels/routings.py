@@ -1,8 +1,8 @@
 """Routings to measure experts with: NumPy only, so that a peer's script can use the same ones.
 
-A routing is int32 [tokens, top_k], distinct experts in each row. uniform: every expert equally likely. skewed: an
-expert's popularity falls as 1 / rank, so that some get far more than eight tokens. FILE.json: a list of rows, as a
-router chose them; successive windows of it are used.
+A routing is int32 [tokens, top_k], distinct experts in each row. uniform: every expert equally likely.
+skewed: an expert's popularity falls as 1 / rank, so that some get far more than eight tokens. FILE.json: a
+list of rows, as a router chose them; successive windows of it are used.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,21 @@ class Routing:
     name: str
     rows: np.ndarray | None = None
 
-    def draw(self, tokens: int, experts: int, top_k: int, seed: int = 3, count: int = COUNT) -> list[np.ndarray]:
-        """`count` routings; the same ones for the same arguments. One token, uniform: disjoint ones, as many as fit."""
+    def draw(
+        self, tokens: int, experts: int, top_k: int, seed: int = 3, count: int = COUNT
+    ) -> list[np.ndarray]:
+        """`count` routings; the same ones for the same arguments. One token, uniform: disjoint ones, as many
+        as fit.
+        """
         if self.rows is not None:
             return self._windows(tokens, experts, top_k, count)
         if tokens == 1 and self.name == "uniform":
             order = np.random.default_rng([seed, 1]).permutation(experts)
             return list(order[: experts // top_k * top_k].reshape(-1, 1, top_k).astype(np.int32))
-        return [self._random(np.random.default_rng([tokens, i, seed]), tokens, experts, top_k) for i in range(count)]
+        return [
+            self._random(np.random.default_rng([tokens, i, seed]), tokens, experts, top_k)
+            for i in range(count)
+        ]
 
     def _random(self, rng: np.random.Generator, tokens: int, experts: int, top_k: int) -> np.ndarray:
         popularity = -np.log(rng.permutation(experts) + 1.0)
@@ -41,7 +48,9 @@ class Routing:
         assert self.rows is not None
         if self.rows.shape[1] != top_k or len(self.rows) < tokens or self.rows.max() >= experts:
             needed = f"{tokens} rows of {top_k} experts below {experts}"
-            raise UserError(f"--routing {self.name} must hold {needed}, has {self.rows.shape}, up to {self.rows.max()}")
+            raise UserError(
+                f"--routing {self.name} must hold {needed}, has {self.rows.shape}, up to {self.rows.max()}"
+            )
         return [self.rows[i * tokens : (i + 1) * tokens] for i in range(min(count, len(self.rows) // tokens))]
 
 
@@ -52,7 +61,9 @@ def routing(name: str) -> Routing:
     try:
         rows = np.asarray(strict_json.read(Path(name)))
     except FileNotFoundError:
-        raise UserError(f"--routing is {name!r}, but must be uniform, skewed or a JSON file that exists") from None
+        raise UserError(
+            f"--routing is {name!r}, but must be uniform, skewed or a JSON file that exists"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"--routing {name} cannot be read: {error}") from None
     if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer) or rows.size == 0 or rows.min() < 0:

@@ -1,4 +1,6 @@
-"""What `bench kernels` is asked to do: sizes, lists of numbers and names, checked before anything is measured."""
+"""What `bench kernels` is asked to do: sizes, lists of numbers and names, checked before anything is
+measured.
+"""
 
 import os
 from collections.abc import Sequence
@@ -47,9 +49,13 @@ def settings(
     on_gpu: bool,
     seed: int | None = None,
 ) -> Settings:
-    """From the texts of the command line, None for the default; UserError for anything that cannot be measured."""
+    """From the texts of the command line, None for the default; UserError for anything that cannot be
+    measured.
+    """
     if not on_gpu and not check:
-        raise UserError("bench kernels measures a GPU and JAX sees none; --check checks the kernels on this machine")
+        raise UserError(
+            "bench kernels measures a GPU and JAX sees none; --check checks the kernels on this machine"
+        )
     sizes = k26_rank(world)
     sizes = sizes if on_gpu else tiny_rank()
     default_heads = dict.fromkeys((sizes.rank_heads, sizes.heads) if on_gpu else (sizes.rank_heads,))
@@ -75,7 +81,9 @@ def numbers(option: str, text: str | None, default: Sequence[int], most: int) ->
     except ValueError:
         found = ()
     if not found or not all(0 < number <= most for number in found):
-        raise UserError(f"{option} is {text!r}, but must be numbers from 1 to {most} with commas, like 1,9,33")
+        raise UserError(
+            f"{option} is {text!r}, but must be numbers from 1 to {most} with commas, like 1,9,33"
+        )
     return tuple(dict.fromkeys(found))
 
 

@@ -1,10 +1,10 @@
 """`bench kernels`: a roofline card, then every kernel and size checked and timed, as groups of rows.
 
-Rows hold kernel ("expert_layer", "tree_attention", their parts, "expert_plain" and the card's own measurements),
-implementation and whether it is the chosen one, tokens, context, heads, routing, experts and most_tokens (of the most
-wanted expert), time_us, tb_s, tflop_s, ceiling_share, error and row_error, repeats_identical, peer, peer_us and peers,
-split_merge_us (attention without its preparation), and failure, a text, where something is wrong. What is not measured
-is missing or null.
+Rows hold kernel ("expert_layer", "tree_attention", their parts, "expert_plain" and the card's own
+measurements), implementation and whether it is the chosen one, tokens, context, heads, routing, experts and
+most_tokens (of the most wanted expert), time_us, tb_s, tflop_s, ceiling_share, error and row_error,
+repeats_identical, peer, peer_us and peers, split_merge_us (attention without its preparation), and failure, a
+text, where something is wrong. What is not measured is missing or null.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,9 @@ def ceilings(settings: Settings) -> tuple[Ceilings | None, list[Row]]:
 
 
 def card(settings: Settings, ceilings: Ceilings | None) -> list[Row]:
-    """The least that each kernel and size must do, and the time that follows from the ceilings if they are known."""
+    """The least that each kernel and size must do, and the time that follows from the ceilings if they are
+    known.
+    """
     rows = []
     sizes = settings.sizes
     if "expert" in settings.kernels:
@@ -42,7 +44,12 @@ def card(settings: Settings, ceilings: Ceilings | None) -> list[Row]:
             for tokens in settings.tokens:
                 found = [touched(ids) for ids in routing.draw(tokens, sizes.experts, sizes.top_k)]
                 experts = float(np.mean(found))
-                row = {"kernel": "expert_layer", "tokens": tokens, "routing": routing.name, "experts": experts}
+                row = {
+                    "kernel": "expert_layer",
+                    "tokens": tokens,
+                    "routing": routing.name,
+                    "experts": experts,
+                }
                 rows.append(_card_row(row, roofline.expert_work(sizes, tokens, experts), ceilings))
     if "attention" in settings.kernels:
         for heads in settings.heads:

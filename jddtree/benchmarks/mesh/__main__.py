@@ -1,9 +1,10 @@
-"""What splitting a model over devices costs, and that it changes nothing: rows of docs/results/mesh-h200x2.json.
+"""What splitting a model over devices costs, and that it changes nothing: rows of
+docs/results/mesh-h200x2.json.
 
-python -m jddtree.benchmarks.mesh [--preset NAMES] [--mesh N] [--parts NAMES] [--output FILE], as `run.py bench mesh`
-but without its command line's packages. Rows by "part": "sum" and "low_rank" (`mesh_chains`), "tokens" and "step"
-(`mesh_step`), "kernels" (`mesh_kernels`). Kernels are profiled in a process of their own, without command buffers and
-before this one takes the devices; `--parts kernels` alone is such a process.
+python -m jddtree.benchmarks.mesh [--preset NAMES] [--mesh N] [--parts NAMES] [--output FILE], as `run.py
+bench mesh` but without its command line's packages. Rows by "part": "sum" and "low_rank" (`mesh_chains`),
+"tokens" and "step" (`mesh_step`), "kernels" (`mesh_kernels`). Kernels are profiled in a process of their own,
+without command buffers and before this one takes the devices; `--parts kernels` alone is such a process.
 """
 
 import argparse
@@ -42,8 +43,8 @@ MODULE = "jddtree.benchmarks.mesh"
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes to measure. trained: the weights of the bundled target instead of random ones; chains: also measure these,
-    at the target's widths; length: steps of a chain; steps: rows of a verify step.
+    """Sizes to measure. trained: the weights of the bundled target instead of random ones; chains: also
+    measure these, at the target's widths; length: steps of a chain; steps: rows of a verify step.
     """
 
     config: TargetConfig
@@ -103,8 +104,8 @@ def _random(config: TargetConfig, dtype: jnp.dtype, mesh: Mesh | None) -> Tree:
 
 
 def run(presets: str | None, devices: int | None, parts: str | None, output: Path | None) -> None:
-    """Print each row as it is measured, then one JSON object; keep the file up to date, so that an early end costs one
-    row.
+    """Print each row as it is measured, then one JSON object; keep the file up to date, so that an early end
+    costs one row.
     """
     check_output(output)
     wanted = names("--parts", parts, PARTS)
@@ -132,9 +133,13 @@ def _kernels(presets: str | None, devices: int | None) -> list[Row]:
     """The rows of a process that profiles; what it says on stderr is shown"""
     given = {"preset": presets, "mesh": devices, "parts": "kernels"}
     options = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    made = subprocess.run([sys.executable, "-m", MODULE, *options], stdout=subprocess.PIPE, text=True, check=False)
+    made = subprocess.run(
+        [sys.executable, "-m", MODULE, *options], stdout=subprocess.PIPE, text=True, check=False
+    )
     if made.returncode:
-        raise UserError(f"the process that profiles kernels ended with {made.returncode}; its message is above")
+        raise UserError(
+            f"the process that profiles kernels ended with {made.returncode}; its message is above"
+        )
     return json.loads(made.stdout.splitlines()[-1])["rows"]
 
 

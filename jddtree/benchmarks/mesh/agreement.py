@@ -1,7 +1,8 @@
-"""The same target on one device and on several: greedy tokens of the engine, logits and time of a verify step.
+"""The same target on one device and on several: greedy tokens of the engine, logits and time of a verify
+step.
 
-In float32 the plain kernels run, whose sums are in float64 (`pallas_kernels.common.wide`), in bfloat16 the ones that
-the engine chooses.
+In float32 the plain kernels run, whose sums are in float64 (`pallas_kernels.common.wide`), in bfloat16 the
+ones that the engine chooses.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -64,8 +65,8 @@ def measure(
     context: int,
     tokens: int,
 ) -> Iterator[Row]:
-    """Rows of parts "tokens", unless `tokens` is 0, and "step", for each of `rows`; both for each dtype, on one device
-    and on `devices`. One set of weights exists at a time.
+    """Rows of parts "tokens", unless `tokens` is 0, and "step", for each of `rows`; both for each dtype, on
+    one device and on `devices`. One set of weights exists at a time.
     """
     for dtype in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
         alone = _outcome(config, weights, dtype, None, rows, context, tokens)
@@ -123,7 +124,9 @@ def compile_steps(case: Case, rows: Sequence[int], cache: jax.Array) -> dict[int
 
     Compiled side by side; the rows are a chain.
     """
-    lowered = [_step(case, count).lower(case.weights, np.zeros((1, count), np.int32), cache) for count in rows]
+    lowered = [
+        _step(case, count).lower(case.weights, np.zeros((1, count), np.int32), cache) for count in rows
+    ]
     with ThreadPoolExecutor() as pool:
         return dict(zip(rows, pool.map(lambda one: one.compile(), lowered), strict=True))
 
@@ -144,7 +147,9 @@ def _step(case: Case, count: int) -> jax.stages.Wrapped:
         return jax.jit(step)
     specs = jax.tree.map(lambda array: array.sharding.spec, case.weights)
     out = P(None, None, AXIS), P()
-    return jax.jit(jax.shard_map(step, mesh=case.mesh, in_specs=(specs, P(), P()), out_specs=out, check_vma=False))
+    return jax.jit(
+        jax.shard_map(step, mesh=case.mesh, in_specs=(specs, P(), P()), out_specs=out, check_vma=False)
+    )
 
 
 def _engine(case: Case, tokens: int) -> Engine:

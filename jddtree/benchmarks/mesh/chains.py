@@ -1,7 +1,9 @@
-"""Time of one reduction among dependent ones, by how it is written, and of q_a/kv_a replicated or split with a gather.
+"""Time of one reduction among dependent ones, by how it is written, and of q_a/kv_a replicated or split with
+a gather.
 
-A chain runs inside one jitted shard_map, as the layers of a model do; the time of the same chain without the collective
-is measured beside it. On GPUs the sum of `one_shot` is measured as well, last, since what it needs may be missing.
+A chain runs inside one jitted shard_map, as the layers of a model do; the time of the same chain without the
+collective is measured beside it. On GPUs the sum of `one_shot` is measured as well, last, since what it needs
+may be missing.
 """
 
 import statistics
@@ -44,8 +46,8 @@ def reductions(ranks: int) -> dict[str, Reduction]:
 
 
 def measure_reductions(mesh: Mesh, rows: Sequence[int], width: int, length: int) -> Iterator[Row]:
-    """A row for each form and number of rows; the form "pallas_f32", which is compared with psum first, may have
-    "failure" instead of times.
+    """A row for each form and number of rows; the form "pallas_f32", which is compared with psum first, may
+    have "failure" instead of times.
     """
     glue: dict[int, float] = {}
     for count in rows:
@@ -76,7 +78,9 @@ def _pallas_rows(row: Row, x: jax.Array, mesh: Mesh, glue: float, length: int) -
     difference = float(jnp.abs(ours - psums).max() / jnp.abs(psums).max())
     if not difference <= 1e-6:
         raise RuntimeError(f"the sum is off by {difference} of the largest")
-    return [row | _times(seconds_of(chain(mesh, reduce, length), x), glue, length) | {"difference": difference}]
+    return [
+        row | _times(seconds_of(chain(mesh, reduce, length), x), glue, length) | {"difference": difference}
+    ]
 
 
 def _sum_of_different(mesh: Mesh, reduce: Reduction) -> Callable[[jax.Array], jax.Array]:
@@ -106,9 +110,15 @@ def measure_low_rank(mesh: Mesh, rows: Sequence[int], width: int, low: int, leng
         for form, held in (("replicated", weights), ("split_gather", split)):
             seconds = seconds_of(low_rank_chain(mesh, form == "split_gather", length), x, held)
             yield {
-                "part": "low_rank", "form": form, "rows": count, "width": width, "low": low, "devices": mesh.size,
-                "length": length, "us_each": 1e6 * seconds / length,
-            }  # fmt: skip
+                "part": "low_rank",
+                "form": form,
+                "rows": count,
+                "width": width,
+                "low": low,
+                "devices": mesh.size,
+                "length": length,
+                "us_each": 1e6 * seconds / length,
+            }
 
 
 def low_rank_chain(mesh: Mesh, split: bool, length: int) -> Callable[..., jax.Array]:

@@ -1,7 +1,8 @@
 """Random targets made on the devices: the same numbers on every mesh, nothing passes through the host.
 
-A value depends on the seed, its parameter's path and its index alone, by hashing (lowbias32 of Chris Wellons' "hash
-prospector"), which is elementwise, so that every device makes its own slice. Weights have variance 1 / fan-in.
+A value depends on the seed, its parameter's path and its index alone, by hashing (lowbias32 of Chris Wellons'
+"hash prospector"), which is elementwise, so that every device makes its own slice. Weights have variance 1 /
+fan-in.
 """
 
 import math
@@ -21,8 +22,12 @@ from jddtree.models.partition import on_mesh, spec
 INT4_DEVIATION = math.sqrt((16**2 - 1) / 12)  # of the sixteen values
 
 
-def random_target(config: TargetConfig, dtype: jnp.dtype, mesh: Mesh | None, seed: int, layout: str = "tensor") -> Tree:
-    """The tree of `target_parameters` in a compute dtype, on the devices of a mesh or on the default device."""
+def random_target(
+    config: TargetConfig, dtype: jnp.dtype, mesh: Mesh | None, seed: int, layout: str = "tensor"
+) -> Tree:
+    """The tree of `target_parameters` in a compute dtype, on the devices of a mesh or on the default
+    device.
+    """
     table = target_parameters(config)
     placed = table if mesh is None else on_mesh(table, mesh.size, layout, config.num_moe_layers)
     arrays = {}
@@ -46,7 +51,12 @@ def random_ids(count: int, vocabulary: int, seed: int) -> np.ndarray:
 
 
 def _parameter(
-    path: str, parameter: Parameter, placed: tuple[int, ...], dtype: jnp.dtype, config: TargetConfig, seed: jax.Array
+    path: str,
+    parameter: Parameter,
+    placed: tuple[int, ...],
+    dtype: jnp.dtype,
+    config: TargetConfig,
+    seed: jax.Array,
 ) -> jax.Array:
     """One array: in the shape of `placed`, whose values past the parameter's own are zeros"""
     bits = _bits(parameter.shape, seed ^ jnp.uint32(zlib.crc32(path.encode())))
@@ -56,7 +66,9 @@ def _parameter(
     return jnp.pad(values, [(0, size - have) for have, size in zip(values.shape, placed, strict=True)])
 
 
-def _values(path: str, parameter: Parameter, bits: jax.Array, dtype: jnp.dtype, config: TargetConfig) -> jax.Array:
+def _values(
+    path: str, parameter: Parameter, bits: jax.Array, dtype: jnp.dtype, config: TargetConfig
+) -> jax.Array:
     name = path.split(".")[-1]
     if name.endswith("_scale"):
         fan_in = config.moe_intermediate_size if name.startswith("down") else config.hidden_size
@@ -71,8 +83,12 @@ def _values(path: str, parameter: Parameter, bits: jax.Array, dtype: jnp.dtype, 
 
 def _scales(bits: jax.Array, size: float) -> jax.Array:
     """Two bfloat16 a word, from half to one and a half times `size`"""
-    halves = (_uniform(half, size / math.sqrt(12)) + size for half in (bits << 16, bits & jnp.uint32(0xFFFF0000)))
-    low, high = (lax.bitcast_convert_type(half.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32) for half in halves)
+    halves = (
+        _uniform(half, size / math.sqrt(12)) + size for half in (bits << 16, bits & jnp.uint32(0xFFFF0000))
+    )
+    low, high = (
+        lax.bitcast_convert_type(half.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32) for half in halves
+    )
     return lax.bitcast_convert_type(low | high << 16, jnp.int32)
 
 

@@ -1,11 +1,11 @@
 """A sum over ranks as one Pallas Mosaic kernel over NVLink, to be compared with XLA's own.
 
-Every rank writes its partial into the inbox of each rank, signals, waits for the others' signals, and adds its inbox in
-the order of the ranks.
+Every rank writes its partial into the inbox of each rank, signals, waits for the others' signals, and adds
+its inbox in the order of the ranks.
 
-Before the kernel starts XLA lets every device wait for the others, so that no inbox is written while its memory is in
-other use. No NVLink multicast. Needs jax 0.11, GPUs of one process that see each other's memory, and a mesh over all of
-them in their order.
+Before the kernel starts XLA lets every device wait for the others, so that no inbox is written while its
+memory is in other use. No NVLink multicast. Needs jax 0.11, GPUs of one process that see each other's memory,
+and a mesh over all of them in their order.
 """
 
 from typing import Any
@@ -18,7 +18,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 VECTOR = 4  # float32 of one access of a thread
 STEP = 128 * VECTOR  # what a warpgroup moves by one access of every thread
-MOST_BLOCKS = 132  # of one wave on an H200: a block that waits must not keep the one that it waits for from starting
+MOST_BLOCKS = (
+    132  # of one wave on an H200: a block that waits must not keep the one that it waits for from starting
+)
 
 
 def one_shot_sum(x: jax.Array, axis: str, ranks: int) -> jax.Array:
@@ -57,4 +59,6 @@ def one_shot_sum(x: jax.Array, axis: str, ranks: int) -> jax.Array:
 def _tile(size: int) -> int:
     """Numbers of a block: the fewest that leave at most MOST_BLOCKS equal ones"""
     steps = size // STEP
-    return STEP * next(each for each in range(1, steps + 1) if steps % each == 0 and steps // each <= MOST_BLOCKS)
+    return STEP * next(
+        each for each in range(1, steps + 1) if steps % each == 0 and steps // each <= MOST_BLOCKS
+    )

@@ -1,8 +1,10 @@
-"""The kernels of a verify step on one device and on several, from JAX's profiler, and which only the mesh has.
+"""The kernels of a verify step on one device and on several, from JAX's profiler, and which only the mesh
+has.
 
-The sums over ranks may run in XLA's own kernels, whose names do not say so; what is left of the names when those of one
-device are taken away does. Numbers at the end of a name are the compiler's count of equal instructions and do not
-count. A collective's kernel also waits for the other ranks, so its time holds what they are behind.
+The sums over ranks may run in XLA's own kernels, whose names do not say so; what is left of the names when
+those of one device are taken away does. Numbers at the end of a name are the compiler's count of equal
+instructions and do not count. A collective's kernel also waits for the other ranks, so its time holds what
+they are behind.
 
 `cupti.keep_kernels_apart` must come before the first use of a device.
 """
@@ -33,19 +35,29 @@ Event = tuple[str, str, float]  # device, kernel, nanoseconds
 
 
 def measure(
-    config: TargetConfig, weights: Callable[[jnp.dtype, Mesh | None], Tree], devices: int, rows: int, context: int
+    config: TargetConfig,
+    weights: Callable[[jnp.dtype, Mesh | None], Tree],
+    devices: int,
+    rows: int,
+    context: int,
 ) -> Iterator[Row]:
-    """Rows of part "kernels", as in `rows_of`, for a bfloat16 step of `rows` rows on one device, then on `devices`;
-    one with "failure" where the profiler shows no kernel.
+    """Rows of part "kernels", as in `rows_of`, for a bfloat16 step of `rows` rows on one device, then on
+    `devices`; one with "failure" where the profiler shows no kernel.
     """
     names: set[str] = set()
     for count in (1, devices):
         described = {
-            "part": "kernels", "rows": rows, "context": context, "dtype": "bfloat16",
-            "layers": config.num_hidden_layers, "devices": count,
-        }  # fmt: skip
+            "part": "kernels",
+            "rows": rows,
+            "context": context,
+            "dtype": "bfloat16",
+            "layers": config.num_hidden_layers,
+            "devices": count,
+        }
         try:
-            found = summarise(_events(config, weights, make_mesh(count) if count > 1 else None, rows, context), CALLS)
+            found = summarise(
+                _events(config, weights, make_mesh(count) if count > 1 else None, rows, context), CALLS
+            )
         except (RuntimeError, OSError) as error:
             yield described | {"failure": f"{type(error).__name__}: {error}"[:300]}
             continue
@@ -61,7 +73,9 @@ def rows_of(found: Iterable[Row], alone: Collection[str] | None) -> list[Row]:
 
     found: from `summarise`; alone: plain names, None for the rows of one device itself.
     """
-    marked = [row | {"only_on_mesh": alone is not None and plain(row["kernel"]) not in alone} for row in found]
+    marked = [
+        row | {"only_on_mesh": alone is not None and plain(row["kernel"]) not in alone} for row in found
+    ]
     marked.sort(key=lambda row: (row["device"], not row["only_on_mesh"], -row["total_us_per_step"]))
     kept, others = [], dict.fromkeys((row["device"] for row in marked), 0)
     for row in marked:
@@ -88,7 +102,9 @@ def profile(call: Callable[[], Any]) -> ProfileData:
 
 
 def events_of(data: Any) -> list[Event]:
-    """Everything on the streams of GPU planes, whose other lines repeat it, in the order in which it started."""
+    """Everything on the streams of GPU planes, whose other lines repeat it, in the order in which it
+    started.
+    """
     found = [
         (event.start_ns, (plane.name, event.name, event.duration_ns))
         for plane in data.planes
@@ -101,7 +117,9 @@ def events_of(data: Any) -> list[Event]:
 
 
 def summarise(events: Iterable[Event], calls: int) -> list[Row]:
-    """A row per device and kernel: how many a call, median and total microseconds, share of all kernels' time."""
+    """A row per device and kernel: how many a call, median and total microseconds, share of all kernels'
+    time.
+    """
     times: dict[tuple[str, str], list[float]] = {}
     whole: dict[str, float] = {}
     for device, name, nanoseconds in events:
@@ -109,11 +127,15 @@ def summarise(events: Iterable[Event], calls: int) -> list[Row]:
         whole[device] = whole.get(device, 0.0) + nanoseconds / 1e3
     return [
         {
-            "device": device, "kernel": name, "per_step": len(found) / calls, "median_us": statistics.median(found),
-            "total_us_per_step": sum(found) / calls, "share": sum(found) / whole[device],
+            "device": device,
+            "kernel": name,
+            "per_step": len(found) / calls,
+            "median_us": statistics.median(found),
+            "total_us_per_step": sum(found) / calls,
+            "share": sum(found) / whole[device],
         }
         for (device, name), found in sorted(times.items())
-    ]  # fmt: skip
+    ]
 
 
 def _events(

@@ -5,7 +5,8 @@
     python -m jddtree.benchmarks.peers kernels --folder FOLDER --output docs/results/peers-kernels-h200.json
     python -m jddtree.benchmarks.peers step --folder FOLDER --output docs/results/peers-step-h200.json
 
-Needs torch 2.11 with CUDA 13 and a GPU. `bench kernels` and `bench step` take either file, or FOLDER, as --peers.
+Needs torch 2.11 with CUDA 13 and a GPU. `bench kernels` and `bench step` take either file, or FOLDER, as
+--peers.
 """
 
 import argparse
@@ -133,7 +134,9 @@ def _step(chosen: argparse.Namespace) -> Iterator[Row]:
 def _check_pages(contexts: Sequence[int]) -> None:
     for context in contexts:
         if context < 64 or context % 64:
-            raise UserError(f"--context is {context}, but FlashMLA reads pages of 64 keys: give a multiple of 64")
+            raise UserError(
+                f"--context is {context}, but FlashMLA reads pages of 64 keys: give a multiple of 64"
+            )
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ REPLAYS = 15
 
 
 def graph_us(calls: Sequence[Call], least: int = LEAST_CALLS) -> float:
-    """Microseconds of one call: the median over replays of a CUDA graph that holds each of `calls` equally often and
-    `least` calls at least. The launches inside the graph are counted.
+    """Microseconds of one call: the median over replays of a CUDA graph that holds each of `calls` equally
+    often and `least` calls at least. The launches inside the graph are counted.
     """
     rounds = -(-least // len(calls))
     graph = _capture(calls, rounds)

@@ -1,4 +1,6 @@
-"""FlashMLA's dense decoding kernel, as vLLM builds it: attention of one sequence, causal, without a tree mask."""
+"""FlashMLA's dense decoding kernel, as vLLM builds it: attention of one sequence, causal, without a tree
+mask.
+"""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +12,9 @@ LATENT, WIDTH = 512, 576  # values, and values with the rotated key
 
 
 class Cache(NamedTuple):
-    """Latents bfloat16 [pages, 64, 1, 576] of one sequence, its pages int32 [1, pages], its length int32 [1]."""
+    """Latents bfloat16 [pages, 64, 1, 576] of one sequence, its pages int32 [1, pages], its length int32
+    [1].
+    """
 
     latents: torch.Tensor
     pages: torch.Tensor
@@ -31,8 +35,9 @@ def schedule() -> Any:
 
 
 def attention(queries: torch.Tensor, cache: Cache, planned: Any) -> torch.Tensor:
-    """Latent results bfloat16 [1, rows, heads, 512] of absorbed queries [1, rows, heads, 576], which are the last keys
-    of the cache."""
+    """Latent results bfloat16 [1, rows, heads, 512] of absorbed queries [1, rows, heads, 576], which are the
+    last keys of the cache.
+    """
     results, _ = flash_mla_interface.flash_mla_with_kvcache(
         queries, cache.latents, cache.pages, cache.length, LATENT, planned, causal=True
     )

@@ -1,9 +1,9 @@
 """Rows of Marlin's two GEMMs and of FlashMLA, at the sizes of `bench kernels`.
 
-A row has kernel, tokens, context, heads, routing, experts (distinct, a mean over routings), block, peer, time_us
-(by graph replay) and kernel_us (kernels alone). Marlin is two GEMMs without work list, SiLU and weighted sum, over
-the routings of `jddtree.benchmarks.kernels.routings` by turns; the fastest of its block sizes counts. FlashMLA
-reads the same cache again.
+A row has kernel, tokens, context, heads, routing, experts (distinct, a mean over routings), block, peer,
+time_us (by graph replay) and kernel_us (kernels alone). Marlin is two GEMMs without work list, SiLU and
+weighted sum, over the routings of `jddtree.benchmarks.kernels.routings` by turns; the fastest of its block
+sizes counts. FlashMLA reads the same cache again.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,9 @@ def expert_rows(sizes: Sizes, tokens: tuple[int, ...], routings: tuple[Routing, 
             yield from attempt(row, partial(_marlin, row, sizes, routing, experts, space))
 
 
-def attention_rows(tokens: tuple[int, ...], contexts: tuple[int, ...], heads: tuple[int, ...]) -> Iterator[Row]:
+def attention_rows(
+    tokens: tuple[int, ...], contexts: tuple[int, ...], heads: tuple[int, ...]
+) -> Iterator[Row]:
     """A row for each size; one that fails has "failure"."""
     for context in contexts:
         cache = flash_mla.random_cache(context)
@@ -46,7 +48,9 @@ def attention_rows(tokens: tuple[int, ...], contexts: tuple[int, ...], heads: tu
                     yield from attempt(row, partial(_flash_mla, row, cache))
 
 
-def _marlin(row: Row, sizes: Sizes, routing: Routing, experts: marlin.Experts, space: torch.Tensor) -> list[Row]:
+def _marlin(
+    row: Row, sizes: Sizes, routing: Routing, experts: marlin.Experts, space: torch.Tensor
+) -> list[Row]:
     drawn = routing.draw(row["tokens"], sizes.experts, sizes.top_k)
     by_block = {block: [_layer(sizes, ids, experts, block, space) for ids in drawn] for block in BLOCKS}
     times = {block: clock.graph_us(calls) for block, calls in by_block.items()}
@@ -61,7 +65,9 @@ def _layer(sizes: Sizes, ids: np.ndarray, experts: marlin.Experts, block: int, s
     rows = torch.randn(len(ids), sizes.hidden, dtype=torch.bfloat16, device="cuda")
     activated = torch.randn(pairs, sizes.intermediate, dtype=torch.bfloat16, device="cuda")
     weights = torch.rand(ids.shape, dtype=torch.float32, device="cuda")
-    listed = marlin.work(torch.from_numpy(np.ascontiguousarray(ids)).cuda(), weights, sizes.experts, block, space)
+    listed = marlin.work(
+        torch.from_numpy(np.ascontiguousarray(ids)).cuda(), weights, sizes.experts, block, space
+    )
 
     def call() -> None:
         marlin.gate_up(rows, experts.gate_up, listed)
@@ -74,4 +80,6 @@ def _flash_mla(row: Row, cache: flash_mla.Cache) -> list[Row]:
     shape = 1, row["tokens"], row["heads"], flash_mla.WIDTH
     queries = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
     call = partial(flash_mla.attention, queries, cache, flash_mla.schedule())
-    return [row | {"time_us": clock.graph_us([call]), "kernel_us": clock.kernel_us([call] * clock.LEAST_CALLS)}]
+    return [
+        row | {"time_us": clock.graph_us([call]), "kernel_us": clock.kernel_us([call] * clock.LEAST_CALLS)}
+    ]

@@ -1,7 +1,7 @@
 """vLLM's compiled kernels: taken out of its wheel, and loaded into torch.
 
-A folder holds the few files of the wheel that are needed; an option names it, or the environment variable PEERS.
-Nothing of vLLM is part of this project, and the whole of it need not be installed.
+A folder holds the few files of the wheel that are needed; an option names it, or the environment variable
+PEERS. Nothing of vLLM is part of this project, and the whole of it need not be installed.
 """
 
 import os
@@ -31,7 +31,9 @@ ADVICE = f"pip download --no-deps {WHEEL}, then python -m jddtree.benchmarks.pee
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Take the files that are needed out of a wheel of vLLM. UserError for another file or a folder not to write to."""
+    """Take the files that are needed out of a wheel of vLLM. UserError for another file or a folder not to
+    write to.
+    """
     try:
         with zipfile.ZipFile(wheel) as archive:
             metadata = [name for name in archive.namelist() if name.endswith(METADATA)]
@@ -47,7 +49,9 @@ def folder_of(option: Path | None) -> Path:
     """The folder of an option, else that of PEERS. UserError when there is none or it lacks a file."""
     stated = option or os.environ.get(VARIABLE)
     if not stated:
-        raise UserError(f"no folder of vLLM's kernels: give --folder or set {VARIABLE}; to make one: {ADVICE}")
+        raise UserError(
+            f"no folder of vLLM's kernels: give --folder or set {VARIABLE}; to make one: {ADVICE}"
+        )
     folder = Path(stated)
     missing = [name for name in (*PARTS, *EMPTY) if not (folder / name).is_file()]
     if missing:
@@ -56,13 +60,16 @@ def folder_of(option: Path | None) -> Path:
 
 
 def load(folder: Path) -> tuple[str, dict[str, str]]:
-    """Load torch and the kernels of a folder into this process; returns the card's name, and versions by library.
+    """Load torch and the kernels of a folder into this process; returns the card's name, and versions by
+    library.
 
     UserError when torch, a CUDA device or a library that the kernels are linked with is missing.
     """
     torch = _torch()
     if not torch.cuda.is_available():
-        raise UserError(f"the peers are CUDA kernels and torch {torch.__version__} sees no CUDA device; run on a GPU")
+        raise UserError(
+            f"the peers are CUDA kernels and torch {torch.__version__} sees no CUDA device; run on a GPU"
+        )
     sys.path.insert(0, str(folder))
     try:
         torch.ops.load_library(str(folder / MARLIN))

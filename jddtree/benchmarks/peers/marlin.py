@@ -1,7 +1,7 @@
 """Marlin's W4A16 GEMM over experts, as vLLM calls it: 4-bit weights with a bfloat16 scale for 32 of them.
 
-Weights are random and in Marlin's own order already, so nothing here says that a result is right; times do not depend
-on values.
+Weights are random and in Marlin's own order already, so nothing here says that a result is right; times do
+not depend on values.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,9 @@ PER_WORD = 8
 
 
 class Matrix(NamedTuple):
-    """Weights of all experts: words int32 [experts, inputs / 16, 2 outputs], scales bfloat16 [experts, inputs / 32,
-    outputs]."""
+    """Weights of all experts: words int32 [experts, inputs / 16, 2 outputs], scales bfloat16 [experts, inputs
+    / 32, outputs].
+    """
 
     words: torch.Tensor
     scales: torch.Tensor
@@ -39,8 +40,9 @@ class Experts(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Pairs of token and expert by expert in blocks of `block`, as moe_align_block_size lists them; weights float32
-    [tokens, top_k]; space int32, what the GEMM's blocks synchronise in."""
+    """Pairs of token and expert by expert in blocks of `block`, as moe_align_block_size lists them; weights
+    float32 [tokens, top_k]; space int32, what the GEMM's blocks synchronise in.
+    """
 
     block: int
     pairs: torch.Tensor
@@ -96,8 +98,9 @@ def down(rows: torch.Tensor, matrix: Matrix, listed: Work) -> torch.Tensor:
 
 
 def _gemm(rows: torch.Tensor, matrix: Matrix, listed: Work, top_k: int, weighted: bool) -> torch.Tensor:
-    """Arguments in the order of the operator: bias, the scale of activations, zero points and permutations are None;
-    then the shape, full K, no atomic additions, sums in float32, no zero points as floats, and tiles of its own choice.
+    """Arguments in the order of the operator: bias, the scale of activations, zero points and permutations
+    are None; then the shape, full K, no atomic additions, sums in float32, no zero points as floats, and
+    tiles of its own choice.
     """
     out = torch.empty(listed.weights.numel(), matrix.outputs, dtype=torch.bfloat16, device="cuda")
     return torch.ops._moe_C.moe_wna16_marlin_gemm(

@@ -1,8 +1,9 @@
 """One rank of eight of Kimi K2.6 composed of the kernels that public CUDA engines use, as one CUDA graph.
 
-cuBLAS in bfloat16, Marlin's expert GEMMs and FlashMLA, 61 layers with random weights. Norms have no weights, keys are
-not rotated and nothing is summed over ranks: the peer does less than the step that it stands beside. A row has stage
-"verify", tokens, context, routing, experts (distinct ones of a layer, a mean), peer and time_ms.
+cuBLAS in bfloat16, Marlin's expert GEMMs and FlashMLA, 61 layers with random weights. Norms have no weights,
+keys are not rotated and nothing is summed over ranks: the peer does less than the step that it stands beside.
+A row has stage "verify", tokens, context, routing, experts (distinct ones of a layer, a mean), peer and
+time_ms.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,8 +72,9 @@ class Rank(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one pass is over: rows bfloat16 [tokens, hidden]; a cache and expert ids int32 [tokens, top_k] for each
-    layer; planned: FlashMLA's schedule; weights float32 [tokens, top_k] and Marlin's workspace, of all layers.
+    """What one pass is over: rows bfloat16 [tokens, hidden]; a cache and expert ids int32 [tokens, top_k] for
+    each layer; planned: FlashMLA's schedule; weights float32 [tokens, top_k] and Marlin's workspace, of all
+    layers.
     """
 
     rows: torch.Tensor
@@ -84,7 +86,9 @@ class Batch(NamedTuple):
 
 
 def measure(tokens: Sequence[int], context: int) -> Iterator[Row]:
-    """A row for each number of tokens over a cache of `context` keys, these included; one that fails has "failure"."""
+    """A row for each number of tokens over a cache of `context` keys, these included; one that fails has
+    "failure".
+    """
     torch.manual_seed(0)
     rank, space = random_rank(), marlin.workspace()
     for count in tokens:

@@ -1,22 +1,23 @@
-"""The whole step at full size: one rank of eight of Kimi K2.6 on one GPU, with random weights and no collectives, or,
-with --mesh 8, all eight on the GPUs of one host, with collectives.
+"""The whole step at full size: one rank of eight of Kimi K2.6 on one GPU, with random weights and no
+collectives, or, with --mesh 8, all eight on the GPUs of one host, with collectives.
 
 python -m jddtree.benchmarks.step --output docs/results/step-h200.json
 
-Two processes measure one after the other, each with the device to itself: the first by the wall clock, with command
-buffers; the second, unless --no-profile, by kernel (CUPTI sees none inside a command buffer). This process holds no
-device: it joins their rows, prints them and writes the file again after each, so that an end at any moment keeps what
-was measured. Expected on an H200, five numbers of tokens and three contexts: about 3 minutes by the wall clock and 3 by
-kernel, a minute each of it compiling; set JAX_COMPILATION_CACHE_DIR to compile once for several runs.
+Two processes measure one after the other, each with the device to itself: the first by the wall clock, with
+command buffers; the second, unless --no-profile, by kernel (CUPTI sees none inside a command buffer). This
+process holds no device: it joins their rows, prints them and writes the file again after each, so that an end
+at any moment keeps what was measured. Expected on an H200, five numbers of tokens and three contexts: about 3
+minutes by the wall clock and 3 by kernel, a minute each of it compiling; set JAX_COMPILATION_CACHE_DIR to
+compile once for several runs.
 
-Rows: stage "verify", "draft", "build", "walk", "commit", "round" (time of one), "prefill", with tokens, context,
-routing, time_ms, floor_ms and ratio (`account.floor`), peer_ms, launches, kernel_ms, kernels (component to
-microseconds), host_percent (of a round: what waiting for the host between dispatches takes), idle_percent (what no
-kernel fills otherwise), compile_seconds, memory_gb and more (`measuring`); stage "ceiling" and "roofline" are the
-roofline card, "repeat" and "sweep" checks, "summary" sums up a number of tokens. On a mesh, rows have mesh, its
-devices, and expert_layout as well; `mesh_profile` lists the kernels that only the mesh has, and
-`account.overview.beside` says what splitting costs by the wall clock and how the layouts compare. What fails has
-"failure", a text.
+Rows: stage "verify", "draft", "build", "walk", "commit", "round" (time of one), "prefill", with tokens,
+context, routing, time_ms, floor_ms and ratio (`account.floor`), peer_ms, launches, kernel_ms, kernels
+(component to microseconds), host_percent (of a round: what waiting for the host between dispatches takes),
+idle_percent (what no kernel fills otherwise), compile_seconds, memory_gb and more (`measuring`); stage
+"ceiling" and "roofline" are the roofline card, "repeat" and "sweep" checks, "summary" sums up a number of
+tokens. On a mesh, rows have mesh, its devices, and expert_layout as well; `mesh_profile` lists the kernels
+that only the mesh has, and `account.overview.beside` says what splitting costs by the wall clock and how the
+layouts compare. What fails has "failure", a text.
 """
 
 import argparse
@@ -31,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from jddtree.benchmarks.step.account import overview as step_summary
+from jddtree.benchmarks.step.joined_rows import KEY, join, line_of
 from jddtree.errors import UserError
 from jddtree.limits import check_sizes
 from jddtree.user_files import check_new_file, check_new_folder, read_text
 
 Row = dict[str, Any]
 MODULE = "jddtree.benchmarks.step"
-KEY = ("stage", "tokens", "context", "routing", "expert_layout")
 CLOCKS = ("wall", "kernels")
 SETTINGS = (
     "preset",
@@ -71,24 +72,39 @@ def arguments() -> argparse.ArgumentParser:
         default="uniform",
         help="how rows choose experts: uniform, zipf or trace (a trained router's); several with commas",
     )
-    parser.add_argument("--stages", help="verify,draft,build,walk,commit,round,prefill,repeat,sweep; default all")
+    parser.add_argument(
+        "--stages", help="verify,draft,build,walk,commit,round,prefill,repeat,sweep; default all"
+    )
     parser.add_argument("--layers", type=int, help="only so many of the target's layers")
     parser.add_argument("--experts", type=int, help="only so many routed experts a layer")
-    parser.add_argument("--mesh", type=int, help="run all ranks on so many devices; then --world is the same number")
+    parser.add_argument(
+        "--mesh", type=int, help="run all ranks on so many devices; then --world is the same number"
+    )
     parser.add_argument(
         "--expert-layout",
         default="tensor",
-        help="slices of every expert on each rank of the mesh (tensor), whole ones (expert), or both with a comma",
+        help=(
+            "slices of every expert on each rank of the mesh (tensor), whole ones (expert), or both with "
+            "a comma"
+        ),
     )
-    parser.add_argument("--rank", type=Path, help="results file of one of these ranks alone, to compare a mesh with")
+    parser.add_argument(
+        "--rank", type=Path, help="results file of one of these ranks alone, to compare a mesh with"
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=8, help="programs compiled at a time")
-    parser.add_argument("--profile", action=argparse.BooleanOptionalAction, default=True, help="also time each kernel")
-    parser.add_argument("--peers", type=Path, help="results of jddtree.benchmarks.peers step, or vLLM's kernels")
+    parser.add_argument(
+        "--profile", action=argparse.BooleanOptionalAction, default=True, help="also time each kernel"
+    )
+    parser.add_argument(
+        "--peers", type=Path, help="results of jddtree.benchmarks.peers step, or vLLM's kernels"
+    )
     parser.add_argument("--output", type=Path, help="also write the rows to this results file")
-    parser.add_argument("--dump", type=Path, help="folder for the optimised HLO and the kernels of each stage")
+    parser.add_argument(
+        "--dump", type=Path, help="folder for the optimised HLO and the kernels of each stage"
+    )
     parser.add_argument("--clock", choices=CLOCKS, help=argparse.SUPPRESS)  # what a measuring process is told
     return parser
 
@@ -126,21 +142,6 @@ def run(given: argparse.Namespace, show: Callable[[Row], None]) -> dict[str, Any
     if given.output is not None:
         _write(given.output, record)
     return record
-
-
-def join(rows: dict[tuple[Any, ...], Row], row: Row, peers: Sequence[Row] = ()) -> Row:
-    """Put a row of either process among the rows, which it completes when its key is there; returns the whole row."""
-    key = (*(row.get(name) for name in KEY), row.get("floor_of"), row.get("kernel"))
-    known = rows.get(key, {})
-    failures = [one["failure"] for one in (known, row) if "failure" in one]
-    whole = known | row | ({"failure": "; ".join(failures)} if failures else {})
-    for peer in peers:
-        if all(peer[name] == row.get(name) for name in KEY[:4]):
-            whole |= {"peer": peer["peer"], "peer_ms": peer["time_ms"]}
-    if row["stage"] == "round" and {"busy_ms", "kernel_ms"} <= whole.keys():
-        whole["idle_percent"] = 100 * (1 - whole["kernel_ms"] / whole["rounds"] / whole["busy_ms"])
-    rows[key] = whole
-    return whole
 
 
 def child(given: argparse.Namespace) -> None:
@@ -196,31 +197,6 @@ def main(arguments_given: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def line_of(row: Row) -> str:
-    """A row as a line of a table."""
-    head = f"{row['stage']:9} {_cell(row.get('tokens'), 5)} {_cell(row.get('context'), 7)} {row.get('routing') or '':8}"
-    head += f" {row['expert_layout']:6}" if "expert_layout" in row else ""
-    if row["stage"] == "ceiling":
-        return f"{head} {row['kernel']} {row.get('tb_s') or row.get('tflop_s'):.2f}"
-    if row["stage"] == "roofline":
-        parts = ", ".join(f"{name} {size:.0f}" for name, size in row["megabytes"].items())
-        return f"{head} {row['floor_of']} floor {row['floor_ms']:.2f} ms; MB: {parts}"
-    shown = {
-        "ms": "time_ms", "floor": "floor_ms", "ratio": "ratio", "peer": "peer_ms", "kernels": "kernel_ms",
-        "launches": "launches", "host %": "host_percent", "idle %": "idle_percent",
-        "beside verify %": "beside_verify_percent", "compile s": "compile_seconds", "GB": "memory_gb",
-        "only on mesh %": "mesh_only_percent", "sums %": "sums_percent", "tensor ms": "tensor_ms",
-        "tokens/s": "tokens_per_s", "share": "ceiling_share", "same": "repeats_identical", "compiled": "compilations",
-    }  # fmt: skip
-    cells = [f"{label} {row[key]:.4g}" for label, key in shown.items() if key in row]
-    times = [f"{name} {us:.0f}" for name, us in list(row.get("kernels", {}).items())[:12]]
-    return " | ".join([head, *cells, *times, *([row["failure"]] if "failure" in row else [])])
-
-
-def _cell(value: int | None, width: int) -> str:
-    return f"{'' if value is None else value:>{width}}"
-
-
 def _process(given: argparse.Namespace, clock: str, layout: str) -> Iterator[Row]:
     """The lines of one measuring process; its end is a row with "failure" when it was not a good one"""
     values = {name: getattr(given, name) for name in SETTINGS} | {"expert_layout": layout}
@@ -239,7 +215,9 @@ def _process(given: argparse.Namespace, clock: str, layout: str) -> Iterator[Row
             process.kill()
             raise
     if process.returncode and not seen:
-        raise UserError(f"the process that measures by {clock} ended with {process.returncode}; its message is above")
+        raise UserError(
+            f"the process that measures by {clock} ended with {process.returncode}; its message is above"
+        )
     if process.returncode:
         yield {"stage": f"end of {clock}", "failure": f"the process ended with {process.returncode}"}
 
@@ -261,7 +239,9 @@ def _peers(path: Path | None) -> list[Row]:
         peers = [{"routing": "uniform"} | peer for peer in rows_of(path, "step")]
         return [{name: peer[name] for name in (*KEY[:4], "peer", "time_ms")} for peer in peers]
     except KeyError as error:
-        raise UserError(f"--peers {path} has a row without {error}; see jddtree.benchmarks.peers step") from None
+        raise UserError(
+            f"--peers {path} has a row without {error}; see jddtree.benchmarks.peers step"
+        ) from None
 
 
 def _rank_rows(path: Path | None) -> list[Row]:

@@ -1,11 +1,11 @@
 """The rows of `bench step`, in one process: by the wall clock, or by kernels.
 
-`wall` rows hold time_ms, floor_ms, ratio, experts (distinct ones of a layer), compile_seconds, memory_gb (beside
-arguments) and device_gb (in use), weight_copies (`rank.copies`), attention_floor_ms for verify, and for rounds
-busy_ms (of one, when the next dispatch is started before the last one ends) and host_percent, what waiting for the
-host adds; `kernels` rows hold kernel_ms, launches, kernels (component to microseconds) and largest, and on a mesh,
-where verify alone is profiled, what `mesh_profile` adds. Both hold stage, tokens, context and routing, by which
-they are joined. What fails is a row with "failure", and does not end the run.
+`wall` rows hold time_ms, floor_ms, ratio, experts (distinct ones of a layer), compile_seconds, memory_gb
+(beside arguments) and device_gb (in use), weight_copies (`rank.copies`), attention_floor_ms for verify, and
+for rounds busy_ms (of one, when the next dispatch is started before the last one ends) and host_percent, what
+waiting for the host adds; `kernels` rows hold kernel_ms, launches, kernels (component to microseconds) and
+largest, and on a mesh, where verify alone is profiled, what `mesh_profile` adds. Both hold stage, tokens,
+context and routing, by which they are joined. What fails is a row with "failure", and does not end the run.
 """
 
 import json
@@ -66,8 +66,8 @@ def cases(settings: Settings) -> list[Case]:
 def measure(
     settings: Settings, clock: str, say: Callable[[str], None] = lambda text: None, dump: Path | None = None
 ) -> Iterator[Row]:
-    """The rows as they are done; clock: "wall" or "kernels"; say: told what is done; dump: a folder for the optimised
-    HLO of each stage and its kernels in order.
+    """The rows as they are done; clock: "wall" or "kernels"; say: told what is done; dump: a folder for the
+    optimised HLO of each stage and its kernels in order.
     """
     ceilings = None
     if clock == "wall":
@@ -89,7 +89,9 @@ def measure(
 
 
 def _profiled(settings: Settings, case: Case) -> bool:
-    """Stages of rounds are timed apart, since millions of kernels take minutes; over a mesh verify alone is compared"""
+    """Stages of rounds are timed apart, since millions of kernels take minutes; over a mesh verify alone is
+    compared
+    """
     if settings.mesh is not None:
         return case.stage == "verify"
     return case.stage != "round" or case.context == min(settings.contexts)
@@ -199,17 +201,24 @@ def _checks(bench: Bench, say: Callable[[str], None]) -> Iterator[Row]:
 
 
 def _repeat(bench: Bench, tokens: int) -> Row:
-    """Two passes over the same rows, compared bit for bit; RuntimeError when they differ or are not finite."""
+    """Two passes over the same rows, compared bit for bit; RuntimeError when they differ or are not
+    finite.
+    """
     call = bench.call("verify", tokens, bench.settings.contexts[0], bench.settings.routings[0])
     first, second = (jax.device_get(call()) for _ in range(2))
-    same = all(a.tobytes() == b.tobytes() for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
+    same = all(
+        a.tobytes() == b.tobytes()
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    )
     if not same or not first.finite.all():
         raise RuntimeError(f"identical: {same}, finite: {bool(first.finite.all())}")
     return {"repeats_identical": same}
 
 
 def _sweep(bench: Bench, tokens: int) -> Row:
-    """Dispatches of every budget and context after a first one, and prompts; RuntimeError when something compiles."""
+    """Dispatches of every budget and context after a first one, and prompts; RuntimeError when something
+    compiles.
+    """
     settings, compiled = bench.settings, bench.ready("round", tokens).call
     dispatches = bench.call("round", tokens, settings.contexts[0], settings.routings[0])
     assert isinstance(dispatches, Dispatches)
@@ -219,7 +228,9 @@ def _sweep(bench: Bench, tokens: int) -> Row:
         for budget in budgets:
             for context in contexts:
                 state = bench.state(tokens, context - bench.shapes(tokens).rows)
-                state, _ = compiled.run(state, compiled.controls([step_programs.request(budget + 1, tokens > 1)]))
+                state, _ = compiled.run(
+                    state, compiled.controls([step_programs.request(budget + 1, tokens > 1)])
+                )
                 bench.keep(state)
         for prompt in prompts:
             bench.keep(compiled.admit(bench.state(tokens, 0), [prompt])[0])

@@ -1,7 +1,8 @@
-"""Kernels of a verify pass over a mesh beside those of one of its ranks alone, on one device and without collectives.
+"""Kernels of a verify pass over a mesh beside those of one of its ranks alone, on one device and without
+collectives.
 
-Both run the same local shapes, so kernels that only the mesh has (`mesh_kernels`) are what splitting costs: sums,
-gathers and what prepares them. Their time holds waiting for other ranks.
+Both run the same local shapes, so kernels that only the mesh has (`mesh_kernels`) are what splitting costs:
+sums, gathers and what prepares them. Their time holds waiting for other ranks.
 """
 
 from collections.abc import Sequence
@@ -22,9 +23,9 @@ SPLIT = "only on the mesh"  # the component of what the rank alone does not run
 
 
 def kernels(bench: Bench, tokens: int, context: int, routing: str) -> Row:
-    """Of the first device, for a pass: kernel_ms, launches, kernels (component to microseconds) and largest, as those
-    of one rank; mesh_only, the kernels that the rank alone (alone_kernel_ms) does not have; their sum, mesh_only_ms,
-    its percent of all, and the least sum of any device, mesh_only_least_ms.
+    """Of the first device, for a pass: kernel_ms, launches, kernels (component to microseconds) and largest,
+    as those of one rank; mesh_only, the kernels that the rank alone (alone_kernel_ms) does not have; their
+    sum, mesh_only_ms, its percent of all, and the least sum of any device, mesh_only_least_ms.
 
     Raises RuntimeError where the profiler shows no kernel.
     """
@@ -38,13 +39,17 @@ def kernels(bench: Bench, tokens: int, context: int, routing: str) -> Row:
     return compared(alone, found, hlo, step_components.shapes_of(weights))
 
 
-def compared(alone: Sequence[Event], found: Sequence[Event], hlo: str, shapes: dict[tuple[int, ...], str]) -> Row:
+def compared(
+    alone: Sequence[Event], found: Sequence[Event], hlo: str, shapes: dict[tuple[int, ...], str]
+) -> Row:
     """The row of `kernels` from the events of CALLS passes each, in their order."""
     names = {mesh_kernels.plain(name) for _, name, _ in alone}
     rows = mesh_kernels.summarise(found, CALLS)
     only = [row for row in rows if mesh_kernels.plain(row["kernel"]) not in names]
     devices = sorted({device for device, _, _ in found})
-    times = [sum(row["total_us_per_step"] for row in only if row["device"] == device) / 1e3 for device in devices]
+    times = [
+        sum(row["total_us_per_step"] for row in only if row["device"] == device) / 1e3 for device in devices
+    ]
     first = [(name, time / 1e3 / CALLS) for device, name, time in found if device == devices[0]]
     common = [one for one in first if mesh_kernels.plain(one[0]) in names]
     whole = sum(time for _, time in first) / 1e3

@@ -1,4 +1,6 @@
-"""Records the routing that `jddtree.benchmarks.step.rank.routing_trace` maps; `python -m` writes its file anew."""
+"""Records the routing that `jddtree.benchmarks.step.rank.routing_trace` maps; `python -m` writes its file
+anew.
+"""
 
 from collections.abc import Iterator
 from functools import partial

@@ -31,7 +31,9 @@ def run(model: ModelOptions, options: CouplingOptions) -> None:
     bench = coupling.Bench(loaded, encoded(loaded, asked), options.max_tokens, options.top_p)
     sweep = range(TAU_FIRST_SEED, TAU_FIRST_SEED + options.tau_seeds)
     total = len(temps) * (len(counts) + 1)
-    rows = list(progress_bar(coupling.gains(bench, temps, counts, range(options.seeds)), desc="Gains", total=total))
+    rows = list(
+        progress_bar(coupling.gains(bench, temps, counts, range(options.seeds)), desc="Gains", total=total)
+    )
     total = len(tau_temps) * len(TAU_BUDGETS) * len(TAU_PRODUCTS)
     taus = coupling.taus(bench, tau_temps, TAU_BUDGETS, TAU_PRODUCTS, sweep)
     swept = list(progress_bar(taus, desc="Tau", total=total))

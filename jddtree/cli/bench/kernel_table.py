@@ -1,4 +1,6 @@
-"""`bench kernels`: the roofline card, a row per kernel and size as it is measured, one JSON object as the last line."""
+"""`bench kernels`: the roofline card, a row per kernel and size as it is measured, one JSON object as the
+last line.
+"""
 
 import json
 import platform
@@ -42,11 +44,17 @@ def run(options: KernelOptions) -> None:
 
 
 def _measure(settings: Settings, peers: list[Row], output: Path | None) -> list[Row]:
-    """Print while measuring, and keep the file up to date, so that what ends the run early costs one configuration."""
-    print(f"{results.card()}, jax {jax.__version__}, python {platform.python_version()}, seed {settings.seed}\n")
+    """Print while measuring, and keep the file up to date, so that what ends the run early costs one
+    configuration.
+    """
+    print(
+        f"{results.card()}, jax {jax.__version__}, python {platform.python_version()}, seed {settings.seed}\n"
+    )
     ceilings, rows = kernels.ceilings(settings)
     if ceilings is not None:
-        rates = f"copy {ceilings.copy / 1e12:.2f} TB/s (read plus written), read {ceilings.read / 1e12:.2f} TB/s"
+        rates = (
+            f"copy {ceilings.copy / 1e12:.2f} TB/s (read plus written), read {ceilings.read / 1e12:.2f} TB/s"
+        )
         print(f"Measured: {rates}, bfloat16 matmul {ceilings.matmul / 1e12:.0f} TFLOP/s\n")
     print(table.head(table.CARD))
     for row in kernels.card(settings, ceilings):

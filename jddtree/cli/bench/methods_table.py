@@ -22,7 +22,9 @@ def run(model: ModelOptions, options: MethodsOptions) -> None:
     ids = encoded(loaded, asked)
     rows = []
     total = len(generation.methods(counts))
-    for row in progress_bar(generation.measure(loaded, ids, counts, options.max_tokens), desc="Methods", total=total):
+    for row in progress_bar(
+        generation.measure(loaded, ids, counts, options.max_tokens), desc="Methods", total=total
+    ):
         rows.append(row)
     print(results.table(rows, generation.COLUMNS))
     if options.output is not None:

@@ -29,14 +29,20 @@ def run(model: ModelOptions, options: AutoOptions) -> None:
     heats = numbers(options.temperatures, "--temperatures", float, 0)
     asked = prompts_of(options.prompts)
     known = None if options.calibration is None else read_calibration(options.calibration)
-    curves = {path.stem: read_costs(path) for path in options.cost} if options.cost else auto_budget.shipped_curves()
+    curves = (
+        {path.stem: read_costs(path) for path in options.cost}
+        if options.cost
+        else auto_budget.shipped_curves()
+    )
     loaded = open_model(model, False)
     ids = _prompts(model, options, loaded, asked)
     bench = auto_budget.Bench(loaded, ids, options.max_tokens, max(counts), min(options.batch, len(ids)))
     if known is not None:
         bench.single.calibration = known
     curves = bench.measured() | curves
-    rows: list[results.Row] = [{"table": "curve", "curve": name} | table.record() for name, table in curves.items()]
+    rows: list[results.Row] = [
+        {"table": "curve", "curve": name} | table.record() for name, table in curves.items()
+    ]
     for temperature in progress_bar(heats, desc="Temperatures"):
         fixed = bench.fixed(counts, temperature)
         rows += auto_budget.rows_of(temperature, bench, fixed, curves)
@@ -48,7 +54,9 @@ def run(model: ModelOptions, options: AutoOptions) -> None:
     print(json.dumps(results.record(rows)))
 
 
-def _prompts(model: ModelOptions, options: AutoOptions, loaded: Model, asked: list[Prompt]) -> list[list[int]]:
+def _prompts(
+    model: ModelOptions, options: AutoOptions, loaded: Model, asked: list[Prompt]
+) -> list[list[int]]:
     """Those that were given, else the bundled pair's held-out lines"""
     if model.target is None and options.prompts is None:
         return evaluation_lines(loaded)
@@ -56,6 +64,8 @@ def _prompts(model: ModelOptions, options: AutoOptions, loaded: Model, asked: li
 
 
 def evaluation_lines(model: Model) -> list[list[int]]:
-    """Places in source files that the bundled pair was not trained on, and that `calibrate` does not fit to."""
+    """Places in source files that the bundled pair was not trained on, and that `calibrate` does not fit
+    to.
+    """
     examples = StdlibLines().examples(None)[2::4][:PROMPTS]
     return [prompt_ids(model, example.prompt, raw=True) for example in examples]

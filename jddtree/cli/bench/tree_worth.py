@@ -1,4 +1,6 @@
-"""`bench speculation`: what the drafter's trees are worth, as tables on stdout, JSON, a results file and pictures."""
+"""`bench speculation`: what the drafter's trees are worth, as tables on stdout, JSON, a results file and
+pictures.
+"""
 
 import json
 

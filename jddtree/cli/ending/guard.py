@@ -1,7 +1,7 @@
 """What the end of a command means: one line and an exit code.
 
-0 done, 1 something given cannot be used (`UserError`) or stdout cannot be written, 2 wrong usage, 130 Ctrl-C. A closed
-pipe ends the command silently, with 1.
+0 done, 1 something given cannot be used (`UserError`) or stdout cannot be written, 2 wrong usage, 130 Ctrl-C.
+A closed pipe ends the command silently, with 1.
 """
 
 import sys

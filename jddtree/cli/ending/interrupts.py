@@ -1,9 +1,11 @@
-"""Ctrl-C: one line and the end of the process, at once where there is nothing to keep, else GRACE seconds later.
+"""Ctrl-C: one line and the end of the process, at once where there is nothing to keep, else GRACE seconds
+later.
 
-Where a command has something to keep (text, statistics, a journal) it calls `keep`, and Ctrl-C raises KeyboardInterrupt
-from then on. An exception does not end a process for sure: modules that are being imported turn it into another one, a
-C++ compiler is not interrupted, callbacks swallow it, threads are waited for. So a thread of its own, which the
-operating system's handler wakes even while the main thread is in C++, ends the process in any case.
+Where a command has something to keep (text, statistics, a journal) it calls `keep`, and Ctrl-C raises
+KeyboardInterrupt from then on. An exception does not end a process for sure: modules that are being imported
+turn it into another one, a C++ compiler is not interrupted, callbacks swallow it, threads are waited for. So
+a thread of its own, which the operating system's handler wakes even while the main thread is in C++, ends the
+process in any case.
 """
 
 import os
@@ -22,7 +24,9 @@ LINE = "interrupted"
 
 
 class Interrupts:
-    """The handler. keeps: it raises; asked: Ctrl-C was pressed; reported: the user was told so, in whatever form."""
+    """The handler. keeps: it raises; asked: Ctrl-C was pressed; reported: the user was told so, in whatever
+    form.
+    """
 
     def __init__(self) -> None:
         self.keeps = False
@@ -30,7 +34,9 @@ class Interrupts:
         self.reported = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """End the process, or raise KeyboardInterrupt, once: another one would hit the code that keeps things."""
+        """End the process, or raise KeyboardInterrupt, once: another one would hit the code that keeps
+        things.
+        """
         if self.asked:
             return
         self.asked = True

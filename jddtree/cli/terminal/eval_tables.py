@@ -32,10 +32,20 @@ def run_tasks(model: Model, tasks: list[Task], settings: Settings, output: Path,
     found, path = runner.run(model, tasks, settings, output, progress=progress)
     counter.close()
     rows = [row for task in tasks for row in _scores(found, task.name)]
-    columns = {"task": "", "metric": "", "value": ".4f", "stderr": ".4f", "n": "d", "errors": "d", "tokens": "d"}
+    columns = {
+        "task": "",
+        "metric": "",
+        "value": ".4f",
+        "stderr": ".4f",
+        "n": "d",
+        "errors": "d",
+        "tokens": "d",
+    }
     print(
         table(
-            rows, columns | {"nodes_per_round": ".1f", "expected_tokens_per_round": ".2f", "acceptance_length": ".2f"}
+            rows,
+            columns
+            | {"nodes_per_round": ".1f", "expected_tokens_per_round": ".2f", "acceptance_length": ".2f"},
         )
     )
     print(f"\nresults: {path}")
@@ -55,12 +65,16 @@ def _scores(found: Row, task: str) -> list[Row]:
     names = [key.removesuffix(",none") for key in scores if key.endswith(",none") and "_stderr" not in key]
     return [
         {
-            "task": task, "metric": name or "none", "value": scores.get(f"{name},none", 0.0),
-            "stderr": scores.get(f"{name}_stderr,none", 0.0), "n": speculation["rows"],
-            **speculation, **found["economy"][task],
+            "task": task,
+            "metric": name or "none",
+            "value": scores.get(f"{name},none", 0.0),
+            "stderr": scores.get(f"{name}_stderr,none", 0.0),
+            "n": speculation["rows"],
+            **speculation,
+            **found["economy"][task],
         }
         for name in names or [""]
-    ]  # fmt: skip
+    ]
 
 
 def compare(
@@ -78,7 +92,9 @@ def compare(
     if is_first():
         output.mkdir(parents=True, exist_ok=True)
         path = output / f"compare_{time.strftime('%Y-%m-%dT%H-%M-%S')}.json"
-        replace_file(path, (json.dumps({"config": settings.record(tasks), **report}, indent=1) + "\n").encode())
+        replace_file(
+            path, (json.dumps({"config": settings.record(tasks), **report}, indent=1) + "\n").encode()
+        )
         print(f"report: {path}")
     return report
 
@@ -93,7 +109,9 @@ def rounds(model: Model, tasks: list[Task], settings: Settings, folder: Path, co
         written += tokens
         counter.update("speculation report", written, most, written)
 
-    report = speculation_report.measure_requests(model, requests, progress, settings.kernels, **settings.capacity)
+    report = speculation_report.measure_requests(
+        model, requests, progress, settings.kernels, **settings.capacity
+    )
     counter.close()
     rows = speculation_report.flat(report)
     if is_first():
@@ -113,10 +131,13 @@ def golden(model: Model, texts: list[Golden], settings: Settings, counter: Count
         for name, sign in (("agreement", ">="), ("mean_delta", "<="), ("p99_delta", "<="))
     ]
     bad = sum(not row["passed"] for row in report["disagreements"])
-    rows.append({"measure": "regrets too large", "value": f"{bad} of {len(report['disagreements'])}", "limit": "0"})
+    rows.append(
+        {"measure": "regrets too large", "value": f"{bad} of {len(report['disagreements'])}", "limit": "0"}
+    )
     print(table(rows, {"measure": "", "value": "", "limit": ""}))
     print(
-        f"\ngolden: {'passed' if report['passed'] else 'FAILED'} on {report['texts']} texts, {report['places']} tokens"
+        f"\ngolden: {'passed' if report['passed'] else 'FAILED'} on {report['texts']} texts, "
+        f"{report['places']} tokens"
     )
     return report
 

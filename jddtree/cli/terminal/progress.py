@@ -33,13 +33,15 @@ class Bars:
         return self
 
     def update(self, stage: str, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes of a stage are done; what was there at its start does not count as
-        speed.
+        """Show that `done` of `total` bytes of a stage are done; what was there at its start does not count
+        as speed.
         """
         if self.bar is None or stage != self.stage:
             self.close()
             self.stage, name = stage, self.prefix + stage
-            self.bar = progress_bar(silent=self.silent, desc=name, initial=done, total=total, unit="B", unit_scale=True)
+            self.bar = progress_bar(
+                silent=self.silent, desc=name, initial=done, total=total, unit="B", unit_scale=True
+            )
         self.bar.update(done - self.bar.n)
 
     def close(self) -> None:
@@ -63,7 +65,9 @@ class Counter:
         return self
 
     def update(self, stage: str, done: int, total: int, tokens: int | None = None, note: str = "") -> None:
-        """Show `done` of `total`, tokens per second since the stage began, and a note like the running score."""
+        """Show `done` of `total`, tokens per second since the stage began, and a note like the running
+        score.
+        """
         if self.bar is None or stage != self.stage:
             self.close()
             self.stage, self.begun, self.before = stage, time.perf_counter(), tokens or 0

@@ -1,4 +1,6 @@
-"""The text of a generation with its rounds in colours, so that one sees on a terminal what each round gave."""
+"""The text of a generation with its rounds in colours, so that one sees on a terminal what each round
+gave.
+"""
 
 from jddtree.serving.transcript import Piece
 
@@ -7,7 +9,9 @@ PLAIN = "0"
 
 
 class Painter:
-    """Colours rounds in turn. wanted: --show-rounds, None where a terminal decides; terminal: stdout is one."""
+    """Colours rounds in turn. wanted: --show-rounds, None where a terminal decides; terminal: stdout is
+    one.
+    """
 
     def __init__(self, wanted: bool | None, terminal: bool):
         self.colours = terminal and wanted is not False

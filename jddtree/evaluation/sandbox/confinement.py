@@ -1,11 +1,12 @@
 """The inside of the sandbox: limits and confines its own process, then runs the job's program.
 
-Run by `execution.run_code` as a script in a fresh interpreter (`python -I -B confinement.py FD`), never imported; it
-uses only the standard library. It reads `job.json` from its folder, deletes it, and writes JSON lines to the pipe FD:
-{"layers": [...]} before the program starts, then {"nonce": ..., "passed": ..., "note": ...} once it has ended.
+Run by `execution.run_code` as a script in a fresh interpreter (`python -I -B confinement.py FD`), never
+imported; it uses only the standard library. It reads `job.json` from its folder, deletes it, and writes JSON
+lines to the pipe FD: {"layers": [...]} before the program starts, then {"nonce": ..., "passed": ..., "note":
+...} once it has ended.
 
-In a process namespace the program is a grandchild; this process then ends as the program did, with 128 + the number of
-the signal that killed it.
+In a process namespace the program is a grandchild; this process then ends as the program did, with 128 + the
+number of the signal that killed it.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-# Numbers from Linux: include/uapi/linux/{prctl,seccomp,landlock,sched,capability}.h and the system call tables.
+# Numbers from Linux: include/uapi/linux/{prctl,seccomp,landlock,sched,capability}.h and the system call
+# tables.
 DIE_WITH_PARENT, SET_SECCOMP, NO_NEW_PRIVILEGES, FILTER_MODE = 1, 22, 38, 2
 NEW_MEMORY, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x08000000, 0x10000000, 0x20000000, 0x40000000
 CAPABILITIES_VERSION = 0x20080522
@@ -32,7 +34,9 @@ KILL = 9
 
 
 def limit_resources(job: dict[str, Any]) -> None:
-    """Lower this process's limits to the job's; a limit that the system does not have or refuses is left out."""
+    """Lower this process's limits to the job's; a limit that the system does not have or refuses is left
+    out.
+    """
     limits = {
         "RLIMIT_CPU": job["processor_seconds"],
         "RLIMIT_AS": job["memory_bytes"],
@@ -47,11 +51,15 @@ def limit_resources(job: dict[str, Any]) -> None:
 
 
 def enter_namespaces(libc: ctypes.CDLL) -> list[str]:
-    """Move into namespaces of our own, and go on in a new process there; the names of those that the system offers."""
+    """Move into namespaces of our own, and go on in a new process there; the names of those that the system
+    offers.
+    """
     if not hasattr(libc, "unshare"):
         return []
     if libc.unshare(NEW_USER | NEW_NETWORK | NEW_PROCESSES | NEW_MEMORY) == 0:
-        go_on_in_child(libc)  # the first process of the namespace: it ignores signals, and all others end with it
+        go_on_in_child(
+            libc
+        )  # the first process of the namespace: it ignores signals, and all others end with it
         go_on_in_child(libc)
         return ["network namespace", "process namespace"]
     return ["network namespace"] if libc.unshare(NEW_USER | NEW_NETWORK) == 0 else []
@@ -67,8 +75,8 @@ def go_on_in_child(libc: ctypes.CDLL) -> None:
 
 
 def fence(libc: ctypes.CDLL) -> list[str]:
-    """Allow changes of files only below the current folder and to the null device, and no signals to processes outside
-    (Landlock, Linux 5.13 and 6.12); the names of the fences that hold.
+    """Allow changes of files only below the current folder and to the null device, and no signals to
+    processes outside (Landlock, Linux 5.13 and 6.12); the names of the fences that hold.
     """
     version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if version < 1:
@@ -132,7 +140,9 @@ def describe(error: BaseException) -> str:
 
 
 def run(source: str) -> str:
-    """Run the program as a module that is not `__main__`; empty if it reached its end, otherwise why it did not."""
+    """Run the program as a module that is not `__main__`; empty if it reached its end, otherwise why it did
+    not.
+    """
     module = types.ModuleType("program")
     sys.modules["program"] = module
     try:

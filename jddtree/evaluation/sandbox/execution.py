@@ -1,32 +1,35 @@
-"""Runs a program that a model wrote, in a subprocess with limits; contract: it answers in bounded time and memory.
+"""Runs a program that a model wrote, in a subprocess with limits; contract: it answers in bounded time and
+memory.
 
-Every program gets a fresh interpreter (`-I`: no user site, no PYTHON* variables), an empty temporary folder as working
-folder and home, an environment of five variables, no input, its own session, and limits on processor time, address
-space, file size, processes, open files and core dumps. At the end, or when time is up, its process group is killed
-and the folder removed. It has passed only if a secret that its guard holds came back after its last line had run, so
-leaving early (`sys.exit(0)`, `os._exit(0)`) is not a pass. Only the first kilobytes of its output are kept.
+Every program gets a fresh interpreter (`-I`: no user site, no PYTHON* variables), an empty temporary folder
+as working folder and home, an environment of five variables, no input, its own session, and limits on
+processor time, address space, file size, processes, open files and core dumps. At the end, or when time is
+up, its process group is killed and the folder removed. It has passed only if a secret that its guard holds
+came back after its last line had run, so leaving early (`sys.exit(0)`, `os._exit(0)`) is not a pass. Only the
+first kilobytes of its output are kept.
 
 On Linux five layers are added where the system offers them; `Outcome.layers` says which held:
-    "network namespace"  no interface leads anywhere (unprivileged user namespaces)
-    "process namespace"  no process outside has a number, none inside outlives the program, nor does shared memory
-    "write fence"        files can be changed only in its folder (Landlock)
-    "signal fence"       no signal reaches a process outside (Landlock of Linux 6.12)
-    "call filter"        none of the calls in `call_filter.py`: no new process, no program start, no signal to others or
-                         change of their limits, priority and processors, no socket, no shared memory, no key (seccomp)
-Root's capabilities are given up with them.
+    "network namespace"  no interface leads anywhere (unprivileged user namespaces) "process namespace"  no
+    process outside has a number, none inside outlives the program, nor does shared memory "write fence"
+    files can be changed only in its folder (Landlock) "signal fence"       no signal reaches a process
+    outside (Landlock of Linux 6.12) "call filter"        none of the calls in `call_filter.py`: no new
+    process, no program start, no signal to others or
+                         change of their limits, priority and processors, no socket, no shared memory, no key
+(seccomp) Root's capabilities are given up with them.
 
 What it does not protect from. This is a guard against mistakes of a model, not against an attacker:
-    - Everything the user may read can be read, such as keys in the home folder; with neither of the layers against
-      network use it can also be sent away.
-    - Without the write fence it can change or delete whatever the user may; with it, file modes, times, attributes
-      and locks still.
-    - With neither process namespace nor call filter it can start processes (for root the process limit does not
-      count), which may leave the group before it is killed, hold memory that no limit counts and that stays, and
-      change limits, priority and processors of any process of the user, this one included. Without the signal fence
-      too, it can signal them.
-    - The number of files, hence disk space (or memory, where the temporary folder is in it), is bounded only by time.
-      On macOS the memory limit may have no effect.
-    - A program may search its own interpreter for the secret, or make objects that equal everything, and so pass.
+    - Everything the user may read can be read, such as keys in the home folder; with neither of the layers
+      against network use it can also be sent away.
+    - Without the write fence it can change or delete whatever the user may; with it, file modes, times,
+      attributes and locks still.
+    - With neither process namespace nor call filter it can start processes (for root the process limit does
+      not count), which may leave the group before it is killed, hold memory that no limit counts and that
+      stays, and change limits, priority and processors of any process of the user, this one included. Without
+      the signal fence too, it can signal them.
+    - The number of files, hence disk space (or memory, where the temporary folder is in it), is bounded only
+      by time. On macOS the memory limit may have no effect.
+    - A program may search its own interpreter for the secret, or make objects that equal everything, and so
+    pass.
     - Errors in the kernel or in the interpreter.
 Use a container or a virtual machine where that is not enough.
 """
@@ -55,8 +58,8 @@ NOTE_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class Outcome:
-    """passed: the program ran to its end without an error; note: otherwise why not, in one line; output: the beginning
-    of what it printed; layers: which of the layers in the module's docstring held.
+    """passed: the program ran to its end without an error; note: otherwise why not, in one line; output: the
+    beginning of what it printed; layers: which of the layers in the module's docstring held.
     """
 
     passed: bool
@@ -75,7 +78,9 @@ def run_code(
     open_files: int = 64,
     output_bytes: int = 4096,
 ) -> Outcome:
-    """Run Python source to its end, for at most `seconds` of wall time. Never raises for anything the source does."""
+    """Run Python source to its end, for at most `seconds` of wall time. Never raises for anything the source
+    does.
+    """
     job = {
         "source": source,
         "nonce": secrets.token_hex(16),
@@ -92,7 +97,9 @@ def run_code(
 
 
 def _watch(folder: str, seconds: float, output_bytes: int) -> tuple[int | None, bytes, bytes]:
-    """Run the guard in the folder; its exit status (None: time was up), and the beginnings of output and report."""
+    """Run the guard in the folder; its exit status (None: time was up), and the beginnings of output and
+    report.
+    """
     deadline = time.monotonic() + seconds
     read_end, write_end = os.pipe()
     process = _start(folder, write_end)
@@ -111,7 +118,13 @@ def _watch(folder: str, seconds: float, output_bytes: int) -> tuple[int | None, 
 
 
 def _start(folder: str, report: int) -> "subprocess.Popen[bytes]":
-    environment = {"HOME": folder, "TMPDIR": folder, "PATH": os.defpath, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "HOME": folder,
+        "TMPDIR": folder,
+        "PATH": os.defpath,
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.Popen(
         [sys.executable, "-I", "-B", str(GUARD), str(report)],
         stdin=subprocess.DEVNULL,
@@ -184,7 +197,9 @@ def _layers(line: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _one_line(note: Any) -> str:
-    """The note without line breaks and without characters that no file can hold; one that is no text is left out"""
+    """The note without line breaks and without characters that no file can hold; one that is no text is left
+    out
+    """
     if not isinstance(note, str):
         return "no reason was reported"
     return " ".join(note.encode("utf-8", "backslashreplace").decode("utf-8").split())[:NOTE_CHARACTERS]

@@ -1,7 +1,7 @@
 """A temporary folder that can be removed whatever a program left in it.
 
-Contract: nothing in the folder makes the removal raise, recurse or follow a link: folders of any depth and mode, odd
-names, links to elsewhere. What cannot be removed (for lack of rights, say) stays, without a word.
+Contract: nothing in the folder makes the removal raise, recurse or follow a link: folders of any depth and
+mode, odd names, links to elsewhere. What cannot be removed (for lack of rights, say) stays, without a word.
 """
 
 import contextlib
@@ -16,7 +16,9 @@ from itertools import count
 def temporary_folder(prefix: str) -> Iterator[str]:
     """The path of a new empty folder; at the end it is removed."""
     path = tempfile.mkdtemp(prefix=prefix)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself, whatever its path leads to later
+    folder = os.open(
+        path, os.O_RDONLY | os.O_DIRECTORY
+    )  # the folder itself, whatever its path leads to later
     try:
         yield path
     finally:
@@ -28,7 +30,9 @@ def temporary_folder(prefix: str) -> Iterator[str]:
 
 
 def _empty(folder: int) -> None:
-    """Remove everything in an open folder, level by level: what lies in a subfolder is first lifted into the folder"""
+    """Remove everything in an open folder, level by level: what lies in a subfolder is first lifted into the
+    folder
+    """
     os.fchmod(folder, 0o700)
     taken = set(names := os.listdir(folder))
     fresh = (name for number in count() if (name := f"lifted-{number}") not in taken)

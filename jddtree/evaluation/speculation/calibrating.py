@@ -1,7 +1,8 @@
-"""Fit what a drafter's scores are worth (`jddtree.decoding.calibration`) to recorded rounds, and check the fit.
+"""Fit what a drafter's scores are worth (`jddtree.decoding.calibration`) to recorded rounds, and check the
+fit.
 
-Logistic regression by Newton's method, with a small ridge that pulls the weights to those that trust the scores. Every
-fourth prompt is kept out of the fit, and the check is made on those.
+Logistic regression by Newton's method, with a small ridge that pulls the weights to those that trust the
+scores. Every fourth prompt is kept out of the fit, and the check is made on those.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +22,22 @@ from jddtree.serving.engines import default_capacity, program_for
 RIDGE, STEPS, SETTLED = 1.0, 60, 1e-8
 HELD_OUT = 4  # one prompt in so many
 COLUMNS = {
-    "mode": "", "part": "", "rounds": "d", "nodes": "d", "real": ".3f", "by_scores": ".3f", "calibrated": ".3f",
-    "loss_by_scores": ".3f", "loss_calibrated": ".3f",
-}  # fmt: skip
+    "mode": "",
+    "part": "",
+    "rounds": "d",
+    "nodes": "d",
+    "real": ".3f",
+    "by_scores": ".3f",
+    "calibrated": ".3f",
+    "loss_by_scores": ".3f",
+    "loss_calibrated": ".3f",
+}
 EDGES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
-def requests_of(mode: str, prompts: Sequence[Sequence[int]], budget: int, max_tokens: int,
-                temperatures: Sequence[float]) -> list[Request]:  # fmt: skip
+def requests_of(
+    mode: str, prompts: Sequence[Sequence[int]], budget: int, max_tokens: int, temperatures: Sequence[float]
+) -> list[Request]:
     """The requests whose rounds a mode is fitted to; sampled ones at every temperature. No stop tokens."""
     base = Request((), max_tokens, budget=budget, coupling=mode == "coupled")
     heats = [0.0] if mode == "greedy" else temperatures
@@ -39,7 +48,9 @@ def requests_of(mode: str, prompts: Sequence[Sequence[int]], budget: int, max_to
     ]
 
 
-def recorder_of(model: Model, prompts: Sequence[Sequence[int]], budget: int, max_tokens: int, batch: int) -> Recorder:
+def recorder_of(
+    model: Model, prompts: Sequence[Sequence[int]], budget: int, max_tokens: int, batch: int
+) -> Recorder:
     """A recorder of `batch` sequences for the prompts. Raises UserError for a model without a drafter."""
     if model.drafter is None:
         raise UserError("calibrating needs a drafter, but none is loaded; give --draft DIR or --draft ngram")
@@ -51,7 +62,11 @@ def recorder_of(model: Model, prompts: Sequence[Sequence[int]], budget: int, max
 
 
 def calibrate(
-    recorder: Recorder, prompts: Sequence[Sequence[int]], budget: int, max_tokens: int, temperatures: Sequence[float]
+    recorder: Recorder,
+    prompts: Sequence[Sequence[int]],
+    budget: int,
+    max_tokens: int,
+    temperatures: Sequence[float],
 ) -> tuple[Calibration, list[Row]]:
     """The calibration of all modes, and rows of checks and reliability tables on the prompts kept out."""
     weights: dict[str, list[float]] = {}
@@ -66,7 +81,10 @@ def calibrate(
         weights[mode] = fit(parts["fit"])
         for part, rounds in parts.items():
             rows.append({"table": "check", "mode": mode, "part": part} | check(rounds, weights[mode]))
-        rows += [{"table": "reliability", "mode": mode} | row for row in reliability(parts["held out"], weights[mode])]
+        rows += [
+            {"table": "reliability", "mode": mode} | row
+            for row in reliability(parts["held out"], weights[mode])
+        ]
     return Calibration(weights), rows
 
 
@@ -105,10 +123,14 @@ def check(rounds: Sequence[Round], weights: Sequence[float]) -> Row:
     scores, calibrated = _sigmoid(given @ np.array(TRUSTING)), _sigmoid(given @ np.array(weights))
     per_round = lambda values: 1 + float(values.sum()) / len(rounds)
     return {
-        "rounds": len(rounds), "nodes": len(right), "real": per_round(right), "by_scores": per_round(scores),
-        "calibrated": per_round(calibrated), "loss_by_scores": _loss(scores, right) / len(rounds),
+        "rounds": len(rounds),
+        "nodes": len(right),
+        "real": per_round(right),
+        "by_scores": per_round(scores),
+        "calibrated": per_round(calibrated),
+        "loss_by_scores": _loss(scores, right) / len(rounds),
         "loss_calibrated": _loss(calibrated, right) / len(rounds),
-    }  # fmt: skip
+    }
 
 
 def reliability(rounds: Sequence[Round], weights: Sequence[float]) -> Iterator[Row]:
@@ -122,9 +144,13 @@ def reliability(rounds: Sequence[Round], weights: Sequence[float]) -> Iterator[R
         for index in np.unique(place):
             here = place == index
             yield {
-                "kind": kind, "low": EDGES[index], "high": EDGES[index + 1], "nodes": int(here.sum()),
-                "predicted": float(chance[here].mean()), "observed": float(right[here].mean()),
-            }  # fmt: skip
+                "kind": kind,
+                "low": EDGES[index],
+                "high": EDGES[index + 1],
+                "nodes": int(here.sum()),
+                "predicted": float(chance[here].mean()),
+                "observed": float(right[here].mean()),
+            }
 
 
 def _sigmoid(values: np.ndarray) -> np.ndarray:

@@ -20,7 +20,9 @@ LOWEST = 1e-3  # of the calibration picture
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write auto_budget.svg, from rows of `bench auto`, into a folder. Raises UserError when it cannot be written."""
+    """Write auto_budget.svg, from rows of `bench auto`, into a folder. Raises UserError when it cannot be
+    written.
+    """
     curves = list(dict.fromkeys(row["curve"] for row in rows if row["table"] == "auto"))
     figure, panels = _figure(len(curves))
     for axes, curve in zip(panels, curves, strict=False):
@@ -30,7 +32,9 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def draw_calibration(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write calibration.svg, from rows of `calibrate`, into a folder. Raises UserError when it cannot be written."""
+    """Write calibration.svg, from rows of `calibrate`, into a folder. Raises UserError when it cannot be
+    written.
+    """
     found = [row for row in rows if row["table"] == "reliability"]
     modes = list(dict.fromkeys(row["mode"] for row in found))
     figure, panels = _figure(len(modes))
@@ -41,21 +45,29 @@ def draw_calibration(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def by_budget(axes: "Axes", curve: str, rows: Sequence[Row]) -> None:
-    """Tokens per second of fixed trees against their nodes, plain decoding at 0, and auto at its mean count, as a
-    star; a colour per temperature, relative to plain decoding.
+    """Tokens per second of fixed trees against their nodes, plain decoding at 0, and auto at its mean count,
+    as a star; a colour per temperature, relative to plain decoding.
     """
     heats = list(dict.fromkeys(row["temperature"] for row in rows if row["table"] == "auto"))
     for heat, colour in zip(heats, COLOURS, strict=False):
         fixed = [row for row in rows if row["table"] == "fixed" and row["temperature"] == heat]
         plain = next(row["tokens_per_s"] for row in fixed if row["choice"] == "plain decoding")
         trees = [row for row in fixed if row["choice"] != "chain"]
-        axes.plot([row["nodes"] for row in trees], [row["tokens_per_s"] / plain for row in trees], color=colour,
-                  marker=".", linewidth=1, label=f"trees, T = {heat:g}")  # fmt: skip
+        axes.plot(
+            [row["nodes"] for row in trees],
+            [row["tokens_per_s"] / plain for row in trees],
+            color=colour,
+            marker=".",
+            linewidth=1,
+            label=f"trees, T = {heat:g}",
+        )
         chain = next((row for row in fixed if row["choice"] == "chain"), None)
         if chain is not None:
             axes.plot([chain["nodes"]], [chain["tokens_per_s"] / plain], "s", color=colour, fillstyle="none")
         (auto,) = (row for row in rows if row["table"] == "auto" and row["temperature"] == heat)
-        axes.plot([auto["nodes_per_round"]], [auto["auto_tokens_per_s"] / plain], "*", color=colour, markersize=12)
+        axes.plot(
+            [auto["nodes_per_round"]], [auto["auto_tokens_per_s"] / plain], "*", color=colour, markersize=12
+        )
     axes.set_xscale("symlog", linthresh=2)
     axes.minorticks_off()
     axes.set(title=curve, xlabel="nodes (square: chain, star: auto)", ylabel="speed, plain decoding = 1")
@@ -63,14 +75,31 @@ def by_budget(axes: "Axes", curve: str, rows: Sequence[Row]) -> None:
 
 
 def reliability(axes: "Axes", mode: str, rows: Sequence[Row]) -> None:
-    """Observed share of accepted nodes against the chance that the scores give, and that calibration gives."""
+    """Observed share of accepted nodes against the chance that the scores give, and that calibration
+    gives.
+    """
     axes.plot([LOWEST, 1], [LOWEST, 1], "--", color=GREY, linewidth=1, label="as promised")
     for kind, colour in (("by scores", ORANGE), ("calibrated", BLUE)):
-        shown = [row for row in rows if row["kind"] == kind and row["nodes"] >= FEWEST_NODES and row["observed"]]
-        axes.plot([row["predicted"] for row in shown], [row["observed"] for row in shown], color=colour, marker=".",
-                  linewidth=1, label=kind)  # fmt: skip
-    axes.set(title=mode, xlabel="chance", ylabel="share accepted", xscale="log", yscale="log",
-             xlim=(LOWEST, 1.2), ylim=(LOWEST, 1.2))  # fmt: skip
+        shown = [
+            row for row in rows if row["kind"] == kind and row["nodes"] >= FEWEST_NODES and row["observed"]
+        ]
+        axes.plot(
+            [row["predicted"] for row in shown],
+            [row["observed"] for row in shown],
+            color=colour,
+            marker=".",
+            linewidth=1,
+            label=kind,
+        )
+    axes.set(
+        title=mode,
+        xlabel="chance",
+        ylabel="share accepted",
+        xscale="log",
+        yscale="log",
+        xlim=(LOWEST, 1.2),
+        ylim=(LOWEST, 1.2),
+    )
     axes.minorticks_off()
 
 
@@ -98,8 +127,12 @@ def _save(figure: Any, path: Path) -> Path:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "jddtree", "font.sans-serif": ["DejaVu Sans"]}):
+        with rc_context(
+            {"svg.fonttype": "none", "svg.hashsalt": "jddtree", "font.sans-serif": ["DejaVu Sans"]}
+        ):
             figure.savefig(path, format="svg", metadata={"Date": None})
     except OSError as error:
-        raise UserError(f"--plot {path.parent} cannot be written ({error.strerror}); check the path") from None
+        raise UserError(
+            f"--plot {path.parent} cannot be written ({error.strerror}); check the path"
+        ) from None
     return path

@@ -1,8 +1,8 @@
 """What speculation did, from recorded rounds: pure functions from `Round`s to rows of a table.
 
-Lengths count the bonus token, the target's choice after the last accepted node. A node is right when the target agreed
-with its whole path; since the target chooses one token after every row, those are exactly the accepted nodes. Depths
-are counted from 1, the first draft slot. Shares of nothing are None.
+Lengths count the bonus token, the target's choice after the last accepted node. A node is right when the
+target agreed with its whole path; since the target chooses one token after every row, those are exactly the
+accepted nodes. Depths are counted from 1, the first draft slot. Shares of nothing are None.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ RANKS_SHOWN = 3
 
 
 def summary(rounds: Sequence[Round]) -> Row:
-    """Counts, tokens per round (bonus included), the tokens per round that the drafter's probabilities promise
-    (1 + their sum over the tree: DDTree, arXiv 2604.12989, Proposition 1), the share of rounds that accepted a node
-    off the top-1 spine, and the expected calibration error (mean distance of promised and observed share over nodes).
+    """Counts, tokens per round (bonus included), the tokens per round that the drafter's probabilities
+    promise (1 + their sum over the tree: DDTree, arXiv 2604.12989, Proposition 1), the share of rounds that
+    accepted a node off the top-1 spine, and the expected calibration error (mean distance of promised and
+    observed share over nodes).
 
     Raises ValueError without rounds.
     """
@@ -42,10 +43,10 @@ def summary(rounds: Sequence[Round]) -> Row:
 def by_depth(rounds: Sequence[Round], slots: int) -> list[Row]:
     """Acceptance and accepted ranks at each of `slots` depths, before the cut at stop tokens and limits.
 
-    reached: rounds that accepted everything above this depth; offered: those of them with a node to accept here;
-    accepted; conditional: accepted / reached; on_spine and off_spine: the same for rounds that were still, or no
-    longer, on the top-1 chain above this depth; rank_0, rank_1, .., rank_3_up: shares of the accepted nodes by rank in
-    their slot; mean_rank.
+    reached: rounds that accepted everything above this depth; offered: those of them with a node to accept
+    here; accepted; conditional: accepted / reached; on_spine and off_spine: the same for rounds that were
+    still, or no longer, on the top-1 chain above this depth; rank_0, rank_1, .., rank_3_up: shares of the
+    accepted nodes by rank in their slot; mean_rank.
     """
     return [_depth_row(rounds, depth) for depth in range(1, slots + 1)]
 
@@ -74,9 +75,9 @@ def _depth_row(rounds: Sequence[Round], depth: int) -> Row:
 def reliability(rounds: Sequence[Round], part: str, edges: Sequence[float] = EDGES) -> list[Row]:
     """Nodes by predicted probability of their whole path, against the share that was right.
 
-    part: "all", "spine" (nodes of the top-1 chain) or "branches" (the others). edges: of the bins, rising; a bin holds
-    its upper edge and not its lower one. Each row has the mean prediction of its nodes and the observed share, None for
-    an empty bin. Raises ValueError for another part.
+    part: "all", "spine" (nodes of the top-1 chain) or "branches" (the others). edges: of the bins, rising; a
+    bin holds its upper edge and not its lower one. Each row has the mean prediction of its nodes and the
+    observed share, None for an empty bin. Raises ValueError for another part.
     """
     if part not in ("all", "spine", "branches"):
         raise ValueError(f"part is {part!r}, but must be all, spine or branches")
@@ -90,16 +91,24 @@ def reliability(rounds: Sequence[Round], part: str, edges: Sequence[float] = EDG
 
 
 def _bins(predicted: np.ndarray, right: np.ndarray, part: str, edges: Sequence[float]) -> list[Row]:
-    place = np.clip(np.searchsorted(edges, predicted, side="left") - 1, 0, len(edges) - 2)  # exp(0 + rounding) > 1
+    place = np.clip(
+        np.searchsorted(edges, predicted, side="left") - 1, 0, len(edges) - 2
+    )  # exp(0 + rounding) > 1
     rows: list[Row] = []
     for index, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
         here = place == index
         nodes = int(here.sum())
         mean = lambda values, here=here, nodes=nodes: _share(float(values[here].sum()), nodes)
-        rows.append({
-            "part": part, "low": low, "high": high, "nodes": nodes,
-            "predicted": mean(predicted), "observed": mean(right),
-        })  # fmt: skip
+        rows.append(
+            {
+                "part": part,
+                "low": low,
+                "high": high,
+                "nodes": nodes,
+                "predicted": mean(predicted),
+                "observed": mean(right),
+            }
+        )
     return rows
 
 
@@ -107,7 +116,8 @@ def experts_by_rows(rounds: Sequence[Round], experts: int) -> list[Row]:
     """Distinct experts that the first r rows of a tree need, for r = 1 .. the largest tree.
 
     experts: of a layer in all. Each row averages the rounds that have so many rows: `unique` over all layers,
-    `by_layer` for each; `uniform` is what independent uniform routing needs, experts * (1 - (1 - k / experts) ** r).
+    `by_layer` for each; `uniform` is what independent uniform routing needs, experts * (1 - (1 - k / experts)
+    ** r).
     """
     counts = [_unique(one.experts, experts) for one in rounds]
     chosen = rounds[0].experts.shape[2] if rounds else 0
@@ -115,7 +125,9 @@ def experts_by_rows(rounds: Sequence[Round], experts: int) -> list[Row]:
     for r in range(1, max((count.shape[1] for count in counts), default=0) + 1):
         layers = np.mean([count[:, r - 1] for count in counts if count.shape[1] >= r], axis=0)
         uniform = experts * (1 - (1 - chosen / experts) ** r)
-        rows.append({"rows": r, "unique": float(layers.mean()), "uniform": uniform, "by_layer": layers.tolist()})
+        rows.append(
+            {"rows": r, "unique": float(layers.mean()), "uniform": uniform, "by_layer": layers.tolist()}
+        )
     return rows
 
 
@@ -130,9 +142,10 @@ def _unique(ids: np.ndarray, experts: int) -> np.ndarray:
 def replayed_lengths(rounds: Sequence[Round], budget: int) -> list[int]:
     """Tokens that each recorded round would have emitted with a smaller budget.
 
-    The tree of a smaller budget is a prefix of the recorded rows, the target's choices there are the same, and rows of
-    a path rise: the round keeps the part of its path that lies in the prefix. It is an estimate for one round: every
-    round starts where the recorded run was, not where a run with the smaller budget would be.
+    The tree of a smaller budget is a prefix of the recorded rows, the target's choices there are the same,
+    and rows of a path rise: the round keeps the part of its path that lies in the prefix. It is an estimate
+    for one round: every round starts where the recorded run was, not where a run with the smaller budget
+    would be.
     """
     return [min(int((one.path <= budget).sum()), one.emitted) for one in rounds]
 
@@ -150,15 +163,21 @@ def tokens_by_budget(rounds: Sequence[Round], largest: int, unique: Sequence[Row
     for budget in range(largest + 1):
         length = float(np.mean(replayed_lengths(rounds, budget)))
         cost = unique[budget]["unique"] / length if budget < len(unique) else None
-        rows.append({
-            "budget": budget, "replayed": length, "promised": float(promised[budget]) / len(rounds),
-            "experts_per_token": cost,
-        })  # fmt: skip
+        rows.append(
+            {
+                "budget": budget,
+                "replayed": length,
+                "promised": float(promised[budget]) / len(rounds),
+                "experts_per_token": cost,
+            }
+        )
     return rows
 
 
 def stage_times(rounds: Sequence[Round]) -> list[Row]:
-    """Median milliseconds of each stage of a round and its share of their sum; rounds without times are left out."""
+    """Median milliseconds of each stage of a round and its share of their sum; rounds without times are left
+    out.
+    """
     timed = [one.seconds for one in rounds if one.seconds]
     if not timed:
         return []

@@ -25,20 +25,26 @@ def check() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise UserError("--plot needs matplotlib, which is not installed; pip install 'jddtree[eval]'") from None
+        raise UserError(
+            "--plot needs matplotlib, which is not installed; pip install 'jddtree[eval]'"
+        ) from None
 
 
 def draw(report: "Report", folder: Path, card: str) -> list[Path]:
-    """Write all pictures into a folder, made where missing; returns their paths. card: the device that was timed.
+    """Write all pictures into a folder, made where missing; returns their paths. card: the device that was
+    timed.
 
     Raises UserError when the folder cannot be written.
     """
     check()
     pictures: dict[str, Callable[[Report, Axes], None]] = {
-        "acceptance_by_depth": acceptance, "accepted_ranks": ranks, "tokens_by_budget": tokens,
-        "experts_by_rows": experts, "reliability": reliability,
+        "acceptance_by_depth": acceptance,
+        "accepted_ranks": ranks,
+        "tokens_by_budget": tokens,
+        "experts_by_rows": experts,
+        "reliability": reliability,
         "time_by_stage": lambda report, axes: times(report, axes, card),
-    }  # fmt: skip
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_save(picture, report, folder / f"{name}.png") for name, picture in pictures.items()]
@@ -61,17 +67,24 @@ def _save(picture: Callable[["Report", Any], None], report: "Report", path: Path
 
 def acceptance(report: "Report", axes: "Axes") -> None:
     """Conditional acceptance by depth, on and off the top-1 chain."""
-    lines = {"conditional": ("all rounds", BLUE, "o"), "on_spine": ("still on the top-1 chain", GREEN, "^"),
-             "off_spine": ("no longer on it", ORANGE, "v")}  # fmt: skip
+    lines = {
+        "conditional": ("all rounds", BLUE, "o"),
+        "on_spine": ("still on the top-1 chain", GREEN, "^"),
+        "off_spine": ("no longer on it", ORANGE, "v"),
+    }
     for key, (label, colour, marker) in lines.items():
         rows = [row for row in report["depth"] if row[key] is not None]
-        axes.plot([r["depth"] for r in rows], [100 * r[key] for r in rows], color=colour, marker=marker, label=label)
+        axes.plot(
+            [r["depth"] for r in rows], [100 * r[key] for r in rows], color=colour, marker=marker, label=label
+        )
     for row in report["depth"]:
         axes.annotate(str(row["reached"]), (row["depth"], 2), ha="center", fontsize=8, color=GREY)
     axes.set(
-        title="Acceptance by depth", xlabel="depth (grey: rounds that came so far)",
-        ylabel="accepted, % of rounds that came so far", ylim=(0, 102),
-    )  # fmt: skip
+        title="Acceptance by depth",
+        xlabel="depth (grey: rounds that came so far)",
+        ylabel="accepted, % of rounds that came so far",
+        ylim=(0, 102),
+    )
     axes.figure.legend(frameon=False, loc="outside lower center", ncols=3)
 
 
@@ -87,9 +100,12 @@ def ranks(report: "Report", axes: "Axes") -> None:
     for row in rows:
         axes.annotate(str(row["accepted"]), (row["depth"], 101), ha="center", fontsize=8, color=GREY)
     axes.set(
-        title="Rank of the accepted token in its draft slot", xlabel="depth (grey: accepted nodes)",
-        ylabel="% of accepted nodes", ylim=(0, 107), xticks=depths,
-    )  # fmt: skip
+        title="Rank of the accepted token in its draft slot",
+        xlabel="depth (grey: accepted nodes)",
+        ylabel="% of accepted nodes",
+        ylim=(0, 107),
+        xticks=depths,
+    )
     axes.figure.legend(frameon=False, loc="outside right center")
 
 
@@ -102,9 +118,11 @@ def tokens(report: "Report", axes: "Axes") -> None:
     real = report["real"]
     axes.plot([r["budget"] for r in real], [r["real"] for r in real], "o", color=ORANGE, label="real runs")
     axes.set(
-        title="Tokens per round by budget", xlabel="budget (nodes beside the root)",
-        ylabel="tokens per round, bonus included", ylim=(0.9, None),
-    )  # fmt: skip
+        title="Tokens per round by budget",
+        xlabel="budget (nodes beside the root)",
+        ylabel="tokens per round, bonus included",
+        ylim=(0.9, None),
+    )
     axes.legend(frameon=False, loc="lower right")
 
 
@@ -113,33 +131,51 @@ def experts(report: "Report", axes: "Axes") -> None:
     rows = report["experts"]
     count = [row["rows"] for row in rows]
     low, high = ([extreme(row["by_layer"]) for row in rows] for extreme in (min, max))
-    axes.fill_between(count, low, high, color=BLUE, alpha=0.18, linewidth=0, label="least and most of a layer")
+    axes.fill_between(
+        count, low, high, color=BLUE, alpha=0.18, linewidth=0, label="least and most of a layer"
+    )
     axes.plot(count, [row["unique"] for row in rows], color=BLUE, label="measured, mean over layers")
     axes.plot(count, [row["uniform"] for row in rows], "--", color=GREY, label="uniform routing")
     axes.set(
-        title="Distinct experts of a layer by rows of the tree", xlabel="rows, best first (root included)",
-        ylabel="distinct experts", ylim=(0, None), xlim=(1, None),
-    )  # fmt: skip
+        title="Distinct experts of a layer by rows of the tree",
+        xlabel="rows, best first (root included)",
+        ylabel="distinct experts",
+        ylim=(0, None),
+        xlim=(1, None),
+    )
     axes.legend(frameon=False, loc="lower right")
 
 
 def reliability(report: "Report", axes: "Axes") -> None:
-    """Observed share against predicted probability, both logarithmic; hollow on the lower edge: no right node."""
+    """Observed share against predicted probability, both logarithmic; hollow on the lower edge: no right
+    node.
+    """
     lowest = 1e-4
     axes.plot([lowest, 1], [lowest, 1], "--", color=GREY, label="as promised", linewidth=1)
     for part, colour, marker in (("spine", GREEN, "^"), ("branches", ORANGE, "v")):
         rows = [row for row in report["reliability"] if row["part"] == part and row["nodes"] >= FEWEST_NODES]
         right, wrong = [row for row in rows if row["observed"]], [row for row in rows if not row["observed"]]
         label = "top-1 chain" if part == "spine" else part
-        axes.plot([row["predicted"] for row in right], [row["observed"] for row in right],
-                  color=colour, marker=marker, label=label, linewidth=1.2)  # fmt: skip
-        axes.plot([row["predicted"] for row in wrong], [lowest] * len(wrong), marker, color=colour, fillstyle="none")
+        axes.plot(
+            [row["predicted"] for row in right],
+            [row["observed"] for row in right],
+            color=colour,
+            marker=marker,
+            label=label,
+            linewidth=1.2,
+        )
+        axes.plot(
+            [row["predicted"] for row in wrong], [lowest] * len(wrong), marker, color=colour, fillstyle="none"
+        )
     axes.set(
         title=f"Are node probabilities right? (bins of {FEWEST_NODES} nodes and more; hollow: none right)",
         xlabel="predicted: drafter's probability of the whole path",
-        ylabel="observed: share of nodes the target agreed with", xscale="log", yscale="log",
-        xlim=(lowest, 1.2), ylim=(lowest * 0.8, 1.2),
-    )  # fmt: skip
+        ylabel="observed: share of nodes the target agreed with",
+        xscale="log",
+        yscale="log",
+        xlim=(lowest, 1.2),
+        ylim=(lowest * 0.8, 1.2),
+    )
     axes.legend(frameon=False, loc="upper left")
 
 

@@ -1,7 +1,8 @@
 """Decode with the real models and keep what each round saw: the tree, the target's choices, routing, times.
 
-The rounds are those of the engine: made of the same stages, compiled apart so that each can be timed and what passes
-between them kept. They are host arrays without padding, so that statistics need neither the models nor JAX.
+The rounds are those of the engine: made of the same stages, compiled apart so that each can be timed and what
+passes between them kept. They are host arrays without padding, so that statistics need neither the models nor
+JAX.
 """
 
 import time
@@ -29,11 +30,11 @@ NAMES = ("draft", "build", "verify", "walk+commit")
 class Round:
     """One round of one sequence, n rows: the root, then the nodes in best-first order.
 
-    tokens, parents, depths, choices int32 [n] (parents -1 for the root; choices: the target's token after each row);
-    scores float32 [n], log-probability that the drafter gives the prefix; path int32 [accepted], accepted rows, the
-    root first; emitted: tokens it gave, fewer than len(path) only where a stop token or a limit cut it; experts int32
-    [MoE layers, n, k].
-    seconds: by stage in the order of `NAMES`, of the whole batch; empty when not timed.
+    tokens, parents, depths, choices int32 [n] (parents -1 for the root; choices: the target's token after
+    each row); scores float32 [n], log-probability that the drafter gives the prefix; path int32 [accepted],
+    accepted rows, the root first; emitted: tokens it gave, fewer than len(path) only where a stop token or a
+    limit cut it; experts int32 [MoE layers, n, k]. seconds: by stage in the order of `NAMES`, of the whole
+    batch; empty when not timed.
     """
 
     tokens: np.ndarray
@@ -55,8 +56,8 @@ class Round:
     def ranks(self) -> np.ndarray:
         """Rank of each node's token in its slot, int32 [n], from 0; -1 for the root.
 
-        Siblings stand in the tree in the order of their ranks, and none is left out, so it is the number of earlier
-        siblings.
+        Siblings stand in the tree in the order of their ranks, and none is left out, so it is the number of
+        earlier siblings.
         """
         same = self.parents[:, None] == self.parents[None, :]
         return np.where(self.parents < 0, -1, np.tril(same, -1).sum(1)).astype(np.int32)
@@ -86,7 +87,9 @@ class Recording:
 
 @dataclass
 class Recorder(Engine):
-    """An engine that can also run a round stage by stage and show it; compiles the stages at their first round."""
+    """An engine that can also run a round stage by stage and show it; compiles the stages at their first
+    round.
+    """
 
     _stages: dict[str, jax.stages.Compiled] = field(default_factory=dict, init=False)
 
@@ -118,7 +121,9 @@ class Recorder(Engine):
 
 
 def _looking(stage: Callable[..., Any]) -> Callable[..., tuple[State, Any]]:
-    """A stage that only reads the state, as the function of program, weights and state that an engine compiles"""
+    """A stage that only reads the state, as the function of program, weights and state that an engine
+    compiles
+    """
 
     def function(program: Program, weights: Weights, state: State, *arguments: Any) -> tuple[State, Any]:
         return state, stage(Models(program, weights), state, *arguments)
@@ -131,19 +136,29 @@ def _settle(program: Program, weights: Weights, state: State, *arguments: Any) -
     return stages.settle(Models(program, weights), state, *arguments)
 
 
-def _rounds(tree: Tree, verified: Verified, settled: Settled, seconds: tuple[float, ...]) -> list[Round | None]:
+def _rounds(
+    tree: Tree, verified: Verified, settled: Settled, seconds: tuple[float, ...]
+) -> list[Round | None]:
     tree, settled = jax.tree.map(np.asarray, (tree, settled))
     choices, experts = np.asarray(verified.choices), np.asarray(verified.scored.experts)
 
     def one(b: int, rows: int) -> Round | None:
         cut = lambda array: np.asarray(array)[b, :rows]
         return Round(
-            cut(tree.tokens), cut(tree.parents), cut(tree.depths), cut(tree.scores), cut(choices),
+            cut(tree.tokens),
+            cut(tree.parents),
+            cut(tree.depths),
+            cut(tree.scores),
+            cut(choices),
             path=np.asarray(settled.walked.path)[b, : int(settled.walked.accepted[b])],
-            emitted=int(settled.emitted[b]), experts=experts[:, b, :rows], seconds=seconds,
-        )  # fmt: skip
+            emitted=int(settled.emitted[b]),
+            experts=experts[:, b, :rows],
+            seconds=seconds,
+        )
 
-    return [one(b, int(valid.sum())) if valid.any() else None for b, valid in enumerate(np.asarray(tree.valid))]
+    return [
+        one(b, int(valid.sum())) if valid.any() else None for b, valid in enumerate(np.asarray(tree.valid))
+    ]
 
 
 def record(
@@ -151,8 +166,8 @@ def record(
 ) -> list[Recording]:
     """Decode requests, as many at a time as the recorder has sequences, and keep every round.
 
-    seen: called with the number of tokens that each round gave, for progress. Raises UserError for a request that does
-    not fit, and for one that drafts nothing.
+    seen: called with the number of tokens that each round gave, for progress. Raises UserError for a request
+    that does not fit, and for one that drafts nothing.
     """
     for request in requests:
         if request.method == "ar":
@@ -171,7 +186,9 @@ def _record_batch(
     running = any(end is None for end in finish[: len(requests)])
     while running:
         state, observed = recorder.observe(state, controls)
-        rounds = [(recording, one) for recording, one in zip(recordings, observed, strict=False) if one is not None]
+        rounds = [
+            (recording, one) for recording, one in zip(recordings, observed, strict=False) if one is not None
+        ]
         for recording, one in rounds:
             recording.rounds.append(one)
         if seen is not None:

@@ -1,4 +1,5 @@
-"""The speculation report: decode prompts once with a recorder, again for real with smaller budgets, and tabulate.
+"""The speculation report: decode prompts once with a recorder, again for real with smaller budgets, and
+tabulate.
 
 Tables by name, each a list of rows: summary, depth, reliability, experts, budget, real and stage; see
 docs/speculation.md for what each number means.
@@ -23,29 +24,58 @@ COMPARED = (8, 16, 32, 64)
 ROWS_SHOWN = (1, 2, 3, 5, 9, 17, 33, 65, 129, 257)
 WHOLE_ROUND = "whole round, compiled as one"
 TITLES = {
-    "summary": "Rounds", "depth": "Acceptance by depth", "reliability": "Reliability of node probabilities",
-    "experts": "Distinct experts per layer by rows", "budget": "Tokens per round by budget (replayed)",
-    "real": "Replayed against real runs", "stage": "Time by stage",
-}  # fmt: skip
+    "summary": "Rounds",
+    "depth": "Acceptance by depth",
+    "reliability": "Reliability of node probabilities",
+    "experts": "Distinct experts per layer by rows",
+    "budget": "Tokens per round by budget (replayed)",
+    "real": "Replayed against real runs",
+    "stage": "Time by stage",
+}
 COLUMNS = {
     "summary": {
-        "prompts": "d", "rounds": "d", "tokens": "d", "acceptance_length": ".3f", "promised_length": ".3f",
-        "left_spine": ".1%", "calibration_error": ".4f",
+        "prompts": "d",
+        "rounds": "d",
+        "tokens": "d",
+        "acceptance_length": ".3f",
+        "promised_length": ".3f",
+        "left_spine": ".1%",
+        "calibration_error": ".4f",
     },
     "depth": {
-        "depth": "d", "reached": "d", "offered": "d", "accepted": "d", "conditional": ".1%", "on_spine": ".1%",
-        "off_spine": ".1%", "rank_0": ".1%", "rank_1": ".1%", "rank_2": ".1%", "rank_3_up": ".1%", "mean_rank": ".2f",
+        "depth": "d",
+        "reached": "d",
+        "offered": "d",
+        "accepted": "d",
+        "conditional": ".1%",
+        "on_spine": ".1%",
+        "off_spine": ".1%",
+        "rank_0": ".1%",
+        "rank_1": ".1%",
+        "rank_2": ".1%",
+        "rank_3_up": ".1%",
+        "mean_rank": ".2f",
     },
     "reliability": {
-        "part": "", "low": ".3f", "high": ".3f", "nodes": "d", "predicted": ".4f", "observed": ".4f",
+        "part": "",
+        "low": ".3f",
+        "high": ".3f",
+        "nodes": "d",
+        "predicted": ".4f",
+        "observed": ".4f",
     },
     "experts": {"rows": "d", "unique": ".2f", "uniform": ".2f"},
     "budget": {"budget": "d", "replayed": ".3f", "promised": ".3f", "experts_per_token": ".2f"},
     "real": {
-        "budget": "d", "rounds": "d", "real": ".3f", "replayed": ".3f", "difference": "+.3f", "same_text": "",
+        "budget": "d",
+        "rounds": "d",
+        "real": ".3f",
+        "replayed": ".3f",
+        "difference": "+.3f",
+        "same_text": "",
     },
     "stage": {"stage": "", "ms": ".3f", "share": ".1%"},
-}  # fmt: skip
+}
 
 
 class Decoded(NamedTuple):
@@ -57,7 +87,11 @@ class Decoded(NamedTuple):
 
 
 def measure(
-    model: Model, prompts: Sequence[Sequence[int]], budget: int, max_tokens: int, progress: Progress | None = None
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    budget: int,
+    max_tokens: int,
+    progress: Progress | None = None,
 ) -> Report:
     """Decode greedily with trees of `budget` nodes and report, as `measure_requests` does.
 
@@ -76,8 +110,9 @@ def measure_requests(
 ) -> Report:
     """Decode requests of one budget and report; the budgets of COMPARED below it are run for real.
 
-    progress: called with numbers of tokens as they come. kernels: their implementation. capacity: fields of `Capacity`
-    to set. Raises UserError for a model without a drafter, and for prompts or a budget that do not fit.
+    progress: called with numbers of tokens as they come. kernels: their implementation. capacity: fields of
+    `Capacity` to set. Raises UserError for a model without a drafter, and for prompts or a budget that do not
+    fit.
     """
     budget = requests[0].budget
     if budget < 1:
@@ -102,10 +137,14 @@ def budgets(largest: int) -> list[int]:
     return [*(budget for budget in COMPARED if budget < largest), largest]
 
 
-def make_recorder(model: Model, requests: Sequence[Request], kernels: str = "auto", **capacity: int | None) -> Recorder:
+def make_recorder(
+    model: Model, requests: Sequence[Request], kernels: str = "auto", **capacity: int | None
+) -> Recorder:
     """A recorder of one sequence that the requests fit into. Raises UserError when there is none."""
     if model.drafter is None:
-        raise UserError("a speculation report needs a drafter, but none is loaded; give --draft DIR or --draft ngram")
+        raise UserError(
+            "a speculation report needs a drafter, but none is loaded; give --draft DIR or --draft ngram"
+        )
     widest = max(requests, key=lambda request: len(request.prompt) + request.max_tokens)
     program = program_for(model, default_capacity(model, widest, **capacity), kernels)
     check_program(program)
@@ -130,9 +169,14 @@ def tabulate(recordings: Sequence[Recording], budget: int, slots: int, experts: 
 
 
 def compare(
-    engine: Engine, requests: Sequence[Request], recordings: Sequence[Recording], progress: Progress | None = None
+    engine: Engine,
+    requests: Sequence[Request],
+    recordings: Sequence[Recording],
+    progress: Progress | None = None,
 ) -> tuple[list[Row], float]:
-    """Run budgets for real and set the replayed lengths beside; also seconds per round at the recorded budget."""
+    """Run budgets for real and set the replayed lengths beside; also seconds per round at the recorded
+    budget.
+    """
     rounds = [one for recording in recordings for one in recording.rounds]
     rows, seconds = [], 0.0
     for budget in budgets(requests[0].budget):
@@ -141,11 +185,16 @@ def compare(
         real = (sum(map(len, decoded.tokens)) - len(requests)) / decoded.rounds
         replayed = sum(lengths) / len(lengths)
         seconds = decoded.round_seconds
-        rows.append({
-            "budget": budget, "rounds": decoded.rounds, "real": real, "replayed": replayed,
-            "difference": replayed - real,
-            "same_text": decoded.tokens == [recording.tokens for recording in recordings],
-        })  # fmt: skip
+        rows.append(
+            {
+                "budget": budget,
+                "rounds": decoded.rounds,
+                "real": real,
+                "replayed": replayed,
+                "difference": replayed - real,
+                "same_text": decoded.tokens == [recording.tokens for recording in recordings],
+            }
+        )
     return rows, seconds
 
 
@@ -173,7 +222,10 @@ def text(report: Report) -> str:
     parts = []
     for name, title in TITLES.items():
         columns = COLUMNS[name]
-        rows = [{key: _cell(row[key], form) for key, form in columns.items()} for row in _shown(name, report[name])]
+        rows = [
+            {key: _cell(row[key], form) for key, form in columns.items()}
+            for row in _shown(name, report[name])
+        ]
         parts.append(f"{title}\n\n{results.table(rows, dict.fromkeys(columns, ''))}")
     return "\n\n".join(parts)
 

@@ -40,7 +40,9 @@ text { fill: #f0f6fc } .small { fill: #9198a1 }
 
 
 class Box(NamedTuple):
-    """A token to draw: its text, its place (x, y of its left edge's middle), its style and a note below the text."""
+    """A token to draw: its text, its place (x, y of its left edge's middle), its style and a note below the
+    text.
+    """
 
     text: str
     x: float
@@ -57,7 +59,12 @@ def picture(one: Round, text_of: Callable[[int], str], title: str) -> str:
     width = max(max(box.x for box in boxes) + BOX_WIDTH + MARGIN, LEAST_WIDTH)
     height = bottom + CAPTION * len(captions) + MARGIN
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    parts = [f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>", *_edges(one, boxes), *map(_box, boxes)]
+    parts = [
+        f"<title>{escape(title)}</title>",
+        f"<style>{STYLE}</style>",
+        *_edges(one, boxes),
+        *map(_box, boxes),
+    ]
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">', *parts, *captions, "</svg>"]
     return "\n".join(lines) + "\n"
 
@@ -67,7 +74,9 @@ def _caption(line: str, y: float) -> str:
 
 
 def most_telling(rounds: list[Round]) -> Round:
-    """A round whose kept path leaves the drafter's first choices, if there is one: the longest, then the widest."""
+    """A round whose kept path leaves the drafter's first choices, if there is one: the longest, then the
+    widest.
+    """
 
     def told(one: Round) -> tuple[bool, int, int]:
         leaves = len(one.tokens) - len(set(one.parents.tolist()) - {-1})
@@ -133,16 +142,21 @@ def _edges(one: Round, boxes: list[Box]) -> list[str]:
 def _edge(start: Box, end: Box, style: str) -> str:
     begin = start.x + BOX_WIDTH
     middle = (begin + end.x) / 2
-    curve = f"M{begin:.1f} {start.y:.1f} C{middle:.1f} {start.y:.1f} {middle:.1f} {end.y:.1f} {end.x:.1f} {end.y:.1f}"
+    curve = (
+        f"M{begin:.1f} {start.y:.1f} C{middle:.1f} {start.y:.1f} {middle:.1f} {end.y:.1f} {end.x:.1f} "
+        f"{end.y:.1f}"
+    )
     return f'<path class="{style}" d="{curve}"/>'
 
 
 def _box(box: Box) -> str:
     top = box.y - BOX_HEIGHT / 2
     return (
-        f'<rect class="{box.style}" x="{box.x:.1f}" y="{top:.1f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
+        f'<rect class="{box.style}" x="{box.x:.1f}" y="{top:.1f}" width="{BOX_WIDTH}" '
+        f'height="{BOX_HEIGHT}" rx="6"/>'
         f'<text x="{box.x + 7:.1f}" y="{box.y + 4.5:.1f}">{escape(box.text)}</text>'
-        f'<text class="small" x="{box.x + BOX_WIDTH - 5:.1f}" y="{box.y + 4:.1f}" text-anchor="end">{box.note}</text>'
+        f'<text class="small" x="{box.x + BOX_WIDTH - 5:.1f}" y="{box.y + 4:.1f}" '
+        f'text-anchor="end">{box.note}</text>'
     )
 
 

@@ -1,7 +1,7 @@
 """Tasks scored by running the model's program against the tests of the data set: HumanEval and MBPP.
 
-metric `pass@1`: 1.0 if the program and its tests run to their end in the sandbox. One sample for each example; for
-several use `scoring.pass_at_k` over their scores.
+metric `pass@1`: 1.0 if the program and its tests run to their end in the sandbox. One sample for each
+example; for several use `scoring.pass_at_k` over their scores.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from jddtree.evaluation.tasks.packaged import read_rows
 from jddtree.evaluation.tasks.scoring import after_thinking, before_stops, code_block
 
 HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-# The words of Austin et al. 2021; their three solved examples are left out and the form of the answer is said instead.
+# The words of Austin et al. 2021; their three solved examples are left out and the form of the answer is said
+# instead.
 MBPP_PROMPT = """\
 You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:
 
@@ -31,7 +32,8 @@ def run_tests(program: str, seconds: float) -> Score:
 
 @dataclass
 class HumanEval:
-    """164 functions to complete from signature and docstring; the text after the prompt is the body (Chen et al. 2021).
+    """164 functions to complete from signature and docstring; the text after the prompt is the body (Chen et
+    al. 2021).
 
     The stops are those of the paper. seconds: wall time for one program.
     """
@@ -43,7 +45,10 @@ class HumanEval:
     seconds: float = 10.0
 
     def examples(self, limit: int | None) -> Sequence[Example]:
-        return [Example(row["task_id"], row["prompt"], row, HUMANEVAL_STOPS) for row in read_rows("humaneval")[:limit]]
+        return [
+            Example(row["task_id"], row["prompt"], row, HUMANEVAL_STOPS)
+            for row in read_rows("humaneval")[:limit]
+        ]
 
     def score(self, example: Example, answer: str) -> Score:
         row: dict[str, Any] = example.reference
@@ -53,7 +58,8 @@ class HumanEval:
 
 @dataclass
 class MBPP:
-    """500 short tasks, the test part, asked in chat with the task's three assertions shown (Austin et al. 2021).
+    """500 short tasks, the test part, asked in chat with the task's three assertions shown (Austin et al.
+    2021).
 
     The program is the first code block of the answer, what stands between [BEGIN] and [DONE], or all of it.
     """

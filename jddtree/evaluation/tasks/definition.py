@@ -21,15 +21,18 @@ class Example:
 
 @dataclass(frozen=True)
 class Score:
-    """metrics: name to value, 0.0 to 1.0 (no entry: not scored); note: why, in one line, for the sample file."""
+    """metrics: name to value, 0.0 to 1.0 (no entry: not scored); note: why, in one line, for the sample
+    file.
+    """
 
     metrics: dict[str, float]
     note: str = ""
 
 
 class Task(Protocol):
-    """A set of examples. raw: whether prompts are continued as they are, without the chat template; version: changes
-    when prompts or scoring do; needs_code: whether scoring runs the model's code, which users must allow.
+    """A set of examples. raw: whether prompts are continued as they are, without the chat template; version:
+    changes when prompts or scoring do; needs_code: whether scoring runs the model's code, which users must
+    allow.
     """
 
     name: str

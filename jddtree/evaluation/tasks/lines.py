@@ -1,8 +1,10 @@
-"""Completing source lines that the bundled micro model was not trained on: tasks small enough for it to score on.
+"""Completing source lines that the bundled micro model was not trained on: tasks small enough for it to score
+on.
 
-The text is nine files of CPython 3.11.7's standard library, which the training records name as held out. They ship with
-the package, so that the examples do not depend on the Python that runs. Measured, greedy, 100 lines: the micro model
-writes 3 whole lines (`stdlib_lines`, prefix_match 0.40) and 29 ends of lines (`stdlib_line_ends`, 0.45).
+The text is nine files of CPython 3.11.7's standard library, which the training records name as held out. They
+ship with the package, so that the examples do not depend on the Python that runs. Measured, greedy, 100
+lines: the micro model writes 3 whole lines (`stdlib_lines`, prefix_match 0.40) and 29 ends of lines
+(`stdlib_line_ends`, 0.45).
 """
 
 import re
@@ -27,10 +29,10 @@ def heldout_text() -> dict[str, str]:
 class StdlibLines:
     """100 times ten lines of source and the beginning of the next, to be continued to its end.
 
-    given: share of the next line that the prompt holds, up to the word end next to it; 0.0 asks for the whole line.
-    The lines are spread evenly over all lines of code (no comments, no docstrings) that are long enough. Metrics,
-    spaces at the end ignored: `exact_match`; `prefix_match`, the share of the reference's characters before the first
-    difference.
+    given: share of the next line that the prompt holds, up to the word end next to it; 0.0 asks for the whole
+    line. The lines are spread evenly over all lines of code (no comments, no docstrings) that are long
+    enough. Metrics, spaces at the end ignored: `exact_match`; `prefix_match`, the share of the reference's
+    characters before the first difference.
     """
 
     name: str = "stdlib_lines"
@@ -70,16 +72,21 @@ def _example(file: str, lines: list[str], number: int, cut: int) -> Example:
 
 
 def _cut(line: str, given: float) -> int | None:
-    """How many characters of a line are given: up to the word end nearest to the share; None if no word ends in it."""
+    """How many characters of a line are given: up to the word end nearest to the share; None if no word ends
+    in it.
+    """
     if given == 0.0:
         return 0
     indent = len(line) - len(line.lstrip())
     aim = indent + given * (len(line) - indent)
-    return min((match.start() for match in WORD_END.finditer(line)), key=lambda place: abs(place - aim), default=None)
+    return min(
+        (match.start() for match in WORD_END.finditer(line)), key=lambda place: abs(place - aim), default=None
+    )
 
 
 def _common(one: str, other: str) -> int:
     """Length of the common beginning."""
     return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
     )

@@ -15,7 +15,9 @@ from jddtree.evaluation.tasks.scoring import (
     same_formula,
 )
 
-GSM8K_PROMPT = "{question}\n\nThink step by step and end with a line that holds #### and the final number only."
+GSM8K_PROMPT = (
+    "{question}\n\nThink step by step and end with a line that holds #### and the final number only."
+)
 MATH_PROMPT = "{problem}\n\nThink step by step and put your final answer in \\boxed{{}}."
 
 
@@ -23,7 +25,8 @@ MATH_PROMPT = "{problem}\n\nThink step by step and put your final answer in \\bo
 class GSM8K:
     """1,319 word problems with one number as answer, the test part (Cobbe et al. 2021).
 
-    The answer's number is the one behind its last `####`, otherwise its last number; 18, 18.00 and $18 are the same.
+    The answer's number is the one behind its last `####`, otherwise its last number; 18, 18.00 and $18 are
+    the same.
     """
 
     name: str = "gsm8k"
@@ -45,7 +48,8 @@ class GSM8K:
 
 @dataclass
 class Math500:
-    r"""500 competition problems with a formula as answer (Hendrycks et al. 2021, the 500 of Lightman et al. 2023).
+    r"""500 competition problems with a formula as answer (Hendrycks et al. 2021, the 500 of Lightman et al.
+    2023).
 
     What the last \boxed holds is compared as written, after normalisation: `scoring.normal_formula`.
     """
@@ -69,7 +73,9 @@ class Math500:
     def score(self, example: Example, answer: str) -> Score:
         found = last_boxed(after_thinking(answer))
         note = "no boxed answer" if found is None else f"{_short(found)}, wanted {example.reference}"
-        return Score({"exact_match": float(found is not None and same_formula(found, example.reference))}, note)
+        return Score(
+            {"exact_match": float(found is not None and same_formula(found, example.reference))}, note
+        )
 
 
 def _ask(question: str) -> list[dict[str, str]]:

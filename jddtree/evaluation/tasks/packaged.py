@@ -1,4 +1,6 @@
-"""Data that ships inside the package: gzipped JSON lines in `data/`; sources and licences are in data/LICENSES.md."""
+"""Data that ships inside the package: gzipped JSON lines in `data/`; sources and licences are in
+data/LICENSES.md.
+"""
 
 import gzip
 import json

@@ -1,10 +1,10 @@
 """Procedural tasks of reasoning-gym (extra `reasoning`): `reasoning_gym:NAME`, or `reasoning_gym:NAME:SEED`.
 
-Contract: the examples follow from name and seed (0 where none is given). The answer is what stands in the last
-<answer> tags. metric `score`: what the package's own scorer gives it, from 0.0 to 1.0.
+Contract: the examples follow from name and seed (0 where none is given). The answer is what stands in the
+last <answer> tags. metric `score`: what the package's own scorer gives it, from 0.0 to 1.0.
 
-Some of those scorers evaluate the answer as Python, so they run in the sandbox, each answer in a fresh interpreter
-(about a second), and users must allow it.
+Some of those scorers evaluate the answer as Python, so they run in the sandbox, each answer in a fresh
+interpreter (about a second), and users must allow it.
 """
 
 import json
@@ -20,7 +20,10 @@ from jddtree.evaluation.tasks.scoring import after_thinking, last_tagged
 
 PREFIX = "reasoning_gym:"
 EXAMPLES = 100
-PROMPT = "{question}\n\nThink step by step and put your final answer, without explanation, in <answer> </answer> tags."
+PROMPT = (
+    "{question}\n\nThink step by step and put your final answer, without explanation, in "
+    "<answer> </answer> tags."
+)
 # An example is made again inside the sandbox: its metadata may hold objects that no JSON has.
 SCORER = """
 import json, reasoning_gym
@@ -66,10 +69,14 @@ class ReasoningGym:
 
 
 def read_name(name: str) -> ReasoningGym:
-    """The task of a name that begins with PREFIX. Raises UserError for a seed that is no number, and as the task."""
+    """The task of a name that begins with PREFIX. Raises UserError for a seed that is no number, and as the
+    task.
+    """
     generator, _, seed = name.removeprefix(PREFIX).partition(":")
     if seed and not seed.isdecimal():
-        raise UserError(f"task {name!r} has the seed {seed!r}, but it must be a whole number, as in {PREFIX}NAME:1")
+        raise UserError(
+            f"task {name!r} has the seed {seed!r}, but it must be a whole number, as in {PREFIX}NAME:1"
+        )
     return ReasoningGym(generator, int(seed or 0))
 
 
@@ -78,12 +85,15 @@ def _dataset(generator: str, seed: int) -> Any:
         import reasoning_gym
     except ImportError:
         raise UserError(
-            f"task {PREFIX}{generator} needs reasoning-gym, which is not installed; pip install 'jddtree[reasoning]'"
+            f"task {PREFIX}{generator} needs reasoning-gym, which is not installed; pip install "
+            "'jddtree[reasoning]'"
         ) from None
     try:
         return reasoning_gym.create_dataset(generator, seed=seed, size=EXAMPLES)
     except (ValueError, AssertionError) as error:
-        raise UserError(f"reasoning-gym cannot make {generator!r} ({error}); see its list of data sets") from None
+        raise UserError(
+            f"reasoning-gym cannot make {generator!r} ({error}); see its list of data sets"
+        ) from None
 
 
 def _value(output: str) -> float:

@@ -27,9 +27,11 @@ def task_names() -> tuple[str, ...]:
 
 
 def get_task(name_or_path: str, *, allow_code: bool) -> Task:
-    """A task by name, reasoning-gym's included, or the user's: what ends in .jsonl, holds a path separator or is one.
+    """A task by name, reasoning-gym's included, or the user's: what ends in .jsonl, holds a path separator or
+    is one.
 
-    UserError for an unknown name, a file that cannot be used, and a task that runs the model's code without allow_code.
+    UserError for an unknown name, a file that cannot be used, and a task that runs the model's code without
+    allow_code.
     """
     makers = dict(TASKS)
     if name_or_path in makers:
@@ -40,14 +42,16 @@ def get_task(name_or_path: str, *, allow_code: bool) -> Task:
         return read_user_file(name_or_path)
     names = ", ".join(task_names())
     raise UserError(
-        f"task {name_or_path!r} is unknown; the tasks are {names}, {PREFIX}NAME, or give the path of a .jsonl file"
+        f"task {name_or_path!r} is unknown; the tasks are {names}, {PREFIX}NAME, or give the path of a "
+        ".jsonl file"
     )
 
 
 def _allowed(task: Task, allow_code: bool) -> Task:
     if task.needs_code and not allow_code:
         raise UserError(
-            f"task {task.name} runs programs that the model writes; add --allow-code to accept that, after reading "
+            f"task {task.name} runs programs that the model writes; add --allow-code to accept that, "
+            "after reading "
             "in docs/evaluation.md what the sandbox does not protect from"
         )
     return task

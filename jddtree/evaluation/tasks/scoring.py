@@ -1,4 +1,5 @@
-"""How answers are read and compared, as the data sets define it: numbers, boxed formulas, code blocks, pass@k.
+"""How answers are read and compared, as the data sets define it: numbers, boxed formulas, code blocks,
+pass@k.
 
 Pure functions of text. They raise for nothing that a model may write.
 """
@@ -16,7 +17,8 @@ TEXT = r"\\(?:text(?:rm|bf|it)?|mbox|hbox|math(?:rm|bf|it|sf|tt|ord|punct|bin))\
 THIN_SPACE = r"(?:\\[,;:>! ]|\\(?:neg)?(?:thin|med|thick)space\b|[~\u00a0\u2009\u202f])"
 TIGHT_COMMA = r"(?<=\d) *+(?:\\! *+)*(?:\{ *+, *+\}|, *+\\!|(?<=!),|(?<=! ),) *+(?:\\[!,] *+)*+"
 THOUSANDS = r"(?=\d\d\d(?!\d))"
-# In this order: what LaTeX puts between the digits of one number, so that only digits, signs and plain commas stay.
+# In this order: what LaTeX puts between the digits of one number, so that only digits, signs and plain commas
+# stay.
 NUMBER_RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -49,7 +51,9 @@ def thinks_to_the_end(answer: str, opened: bool = False) -> bool:
 
 
 def after_thinking(answer: str) -> str:
-    """What follows the model's thinking: all of an answer without any, nothing of one that began it and did not end."""
+    """What follows the model's thinking: all of an answer without any, nothing of one that began it and did
+    not end.
+    """
     return "" if thinks_to_the_end(answer) else answer.rsplit("</think>", 1)[-1]
 
 
@@ -59,10 +63,11 @@ def before_stops(answer: str, stops: tuple[str, ...]) -> str:
 
 
 def code_block(answer: str) -> str:
-    """The first fenced block of Python or of no language, otherwise the first of any, otherwise the text between
-    [BEGIN] and [DONE], otherwise the whole answer.
+    """The first fenced block of Python or of no language, otherwise the first of any, otherwise the text
+    between [BEGIN] and [DONE], otherwise the whole answer.
 
-    Fences are those of CommonMark 4.5, but they count inside HTML too, since models write tags around programs.
+    Fences are those of CommonMark 4.5, but they count inside HTML too, since models write tags around
+    programs.
     """
     blocks = [token for token in _markdown().parse(answer) if token.type == "fence"]
     python = [block for block in blocks if _language(block.info) in PYTHON]
@@ -79,12 +84,22 @@ def _markdown() -> MarkdownIt:
 
 
 def _language(info: str) -> str:
-    """The language that an info string names: `python title="a"`, `{.python}` and `Python:a.py` are all python."""
-    return re.sub(r"^[\s{.]+", "", info.lower()).partition(" ")[0].rstrip("}").partition(":")[0].partition(",")[0]
+    """The language that an info string names: `python title="a"`, `{.python}` and `Python:a.py` are all
+    python.
+    """
+    return (
+        re.sub(r"^[\s{.]+", "", info.lower())
+        .partition(" ")[0]
+        .rstrip("}")
+        .partition(":")[0]
+        .partition(",")[0]
+    )
 
 
 def last_tagged(answer: str, tag: str) -> str | None:
-    """What stands between the last <tag> and the </tag> behind it, without spaces around; None without such a pair."""
+    """What stands between the last <tag> and the </tag> behind it, without spaces around; None without such a
+    pair.
+    """
     found = re.findall(f"<{tag}>(.*?)</{tag}>", answer, re.DOTALL)
     return found[-1].strip() if found else None
 
@@ -104,7 +119,9 @@ def plain_numbers(text: str) -> str:
 
 
 def last_boxed(answer: str) -> str | None:
-    r"""What the last \boxed or \fbox holds, with braces or one bare symbol; None without one that is closed."""
+    r"""What the last \boxed or \fbox holds, with braces or one bare symbol; None without one that is
+    closed.
+    """
     start = max(answer.rfind("\\boxed"), answer.rfind("\\fbox"))
     if start < 0:
         return None
@@ -145,9 +162,10 @@ FORMULA_RULES = tuple(
 
 
 def normal_formula(formula: str) -> str:
-    r"""A formula in one spelling, in the spirit of MATH's `is_equiv` but with rules of our own: without spaces, sizes
-    of brackets, units (`\text{ cm}` at the end), degree, dollar and percent signs, a leading `x =`; \dfrac, \frac12,
-    1/2 and 0.5 become \frac{1}{2}; 1,000 and 1{,}000 become 1000. The value is not computed: 2/4 is not 1/2.
+    r"""A formula in one spelling, in the spirit of MATH's `is_equiv` but with rules of our own: without
+    spaces, sizes of brackets, units (`\text{ cm}` at the end), degree, dollar and percent signs, a leading `x
+    =`; \dfrac, \frac12, 1/2 and 0.5 become \frac{1}{2}; 1,000 and 1{,}000 become 1000. The value is not
+    computed: 2/4 is not 1/2.
     """
     text = plain_numbers(UNIT.sub("", formula[:LONGEST_FORMULA].strip()))
     for pattern, replacement in FORMULA_RULES:
@@ -161,11 +179,14 @@ def same_formula(one: str, other: str) -> bool:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Probability that at least one of k samples passes, from `passed` of `samples` that did: the unbiased estimate
-    1 - C(samples - passed, k) / C(samples, k) of Chen et al. 2021. ValueError unless passed, k <= samples and k >= 1.
+    """Probability that at least one of k samples passes, from `passed` of `samples` that did: the unbiased
+    estimate 1 - C(samples - passed, k) / C(samples, k) of Chen et al. 2021. ValueError unless passed, k <=
+    samples and k >= 1.
     """
     if not (0 <= passed <= samples and 1 <= k <= samples):
-        raise ValueError(f"pass@k needs 0 <= passed <= samples and 1 <= k <= samples, not {passed}, {samples}, {k}")
+        raise ValueError(
+            f"pass@k needs 0 <= passed <= samples and 1 <= k <= samples, not {passed}, {samples}, {k}"
+        )
     all_fail = 1.0
     for row in range(samples - passed + 1, samples + 1):
         all_fail *= max(0.0, 1.0 - k / row)

@@ -1,13 +1,11 @@
 """The user's own prompts: `--tasks FILE.jsonl`, one JSON object a line, blank lines allowed.
 
-    {"prompt": "Capital of France?", "answer": "Paris"}
-    {"prompt": [{"role": "user", "content": "Count to three."}], "id": "count", "stop": ["4"], "max_tokens": 50}
+    {"prompt": "Capital of France?", "answer": "Paris"} {"prompt": [{"role": "user", "content": "Count to
+    three."}], "id": "count", "stop": ["4"], "max_tokens": 50}
 
-prompt   text, or chat messages with `role` and `content`
-answer   text or number: metrics `exact_match` (spaces around not counted) and `contains`; without it nothing is scored
-id       text or number; the line number where it is left out
-stop     text or list of texts that end the answer
-max_tokens  whole number from 1
+prompt   text, or chat messages with `role` and `content` answer   text or number: metrics `exact_match`
+(spaces around not counted) and `contains`; without it nothing is scored id       text or number; the line
+number where it is left out stop     text or list of texts that end the answer max_tokens  whole number from 1
 
 Anything else in the file is a `UserError` that names file and line.
 """
@@ -44,19 +42,26 @@ class UserFile:
             return Score({})
         given = after_thinking(answer).strip()
         return Score(
-            {"exact_match": float(given == example.reference.strip()), "contains": float(example.reference in given)}
+            {
+                "exact_match": float(given == example.reference.strip()),
+                "contains": float(example.reference in given),
+            }
         )
 
 
 def read_user_file(path: str | Path) -> UserFile:
-    """Read a task file; the task's name is the file's without `.jsonl`. UserError as the module's docstring says."""
+    """Read a task file; the task's name is the file's without `.jsonl`. UserError as the module's docstring
+    says.
+    """
     path = Path(path)
     rows: dict[str, Example] = {}
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             row = _example(line, number, f"{path} line {number}")
             if row.id in rows:
-                raise UserError(f"{path} line {number}: id {row.id!r} is already used; give every row its own")
+                raise UserError(
+                    f"{path} line {number}: id {row.id!r} is already used; give every row its own"
+                )
             rows[row.id] = row
     if not rows:
         raise UserError(f'{path} holds no row; write lines such as {{"prompt": "2 + 2 =", "answer": "4"}}')
@@ -69,7 +74,9 @@ def _lines(path: Path) -> list[str]:
     except FileNotFoundError:
         raise UserError(f"task file {path} does not exist; check the path") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"task file {path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise UserError(
+            f"task file {path} is not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"task file {path} cannot be read: {error}") from None
 
@@ -103,7 +110,9 @@ def _prompt(value: Any, where: str) -> str | list[dict[str, Any]]:
         raise UserError(f"{where} has no prompt; give text or a list of messages")
     if isinstance(value, str):
         return value
-    if not isinstance(value, list) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
+    if not isinstance(value, list) or not all(
+        isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value
+    ):
         raise UserError(f"{where}: prompt must be text or a list of messages with role and content")
     return value
 
@@ -117,7 +126,9 @@ def _text(value: Any, key: str, where: str) -> str:
 def _stop(value: Any, where: str) -> tuple[str, ...]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise UserError(f"{where}: stop must be text or a list of texts, none empty, not {json.dumps(value)[:40]}")
+        raise UserError(
+            f"{where}: stop must be text or a list of texts, none empty, not {json.dumps(value)[:40]}"
+        )
     return tuple(stops)
 
 

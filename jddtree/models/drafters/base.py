@@ -1,10 +1,12 @@
 """What decoding asks of a drafter, and all that it knows of one.
 
-A drafter keeps a draft state of its own beside the target's cache (`State.draft`): arrays that only it reads. `observe`
-brings it up to date whenever tokens are committed, `propose` turns it into candidates for the next tokens. Like the
-target's cache it holds committed tokens only, and what lies beyond a sequence's length is never read.
+A drafter keeps a draft state of its own beside the target's cache (`State.draft`): arrays that only it reads.
+`observe` brings it up to date whenever tokens are committed, `propose` turns it into candidates for the next
+tokens. Like the target's cache it holds committed tokens only, and what lies beyond a sequence's length is
+never read.
 
-Candidates are factorised: those of a depth are the same whatever was drafted before, and the tree is built from them.
+Candidates are factorised: those of a depth are the same whatever was drafted before, and the tree is built
+from them.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -18,8 +20,8 @@ from jddtree.parallel.split_logits import Vocabulary
 
 
 class Candidates(NamedTuple):
-    """By depth, best first: log_probs float32 and ids int32 [B, block - 1, K]. Those of a depth are different ids; a
-    log-probability of -inf marks a place without a candidate, which never enters a tree.
+    """By depth, best first: log_probs float32 and ids int32 [B, block - 1, K]. Those of a depth are different
+    ids; a log-probability of -inf marks a place without a candidate, which never enters a tree.
     """
 
     log_probs: jax.Array
@@ -27,8 +29,8 @@ class Candidates(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """Rows that were just committed: tokens int32 [B, n], taps [B, n, taps * H] of the target's tapped layers, start
-    int32 [B], the position of the first row, and counts int32 [B], how many of them count.
+    """Rows that were just committed: tokens int32 [B, n], taps [B, n, taps * H] of the target's tapped
+    layers, start int32 [B], the position of the first row, and counts int32 [B], how many of them count.
     """
 
     tokens: jax.Array
@@ -50,8 +52,8 @@ class Ranking(Protocol):
         """K."""
 
     def __call__(self, logits: jax.Array, positions: jax.Array) -> Candidates:
-        """The best of logits float32 [B, block - 1, V], or a rank's part of them, for tokens at positions int32
-        [B, block - 1].
+        """The best of logits float32 [B, block - 1, V], or a rank's part of them, for tokens at positions
+        int32 [B, block - 1].
         """
 
 
@@ -89,11 +91,14 @@ class Drafter(Protocol):
     def shapes(self, sequences: int, context: int, dtype: jnp.dtype, arrays: Tree | None) -> Any:
         """The draft state as `jax.ShapeDtypeStruct`s, for so many sequences of so many tokens.
 
-        dtype: that of caches. arrays: the drafter's weights, where a mesh may have padded them; None is unpadded.
+        dtype: that of caches. arrays: the drafter's weights, where a mesh may have padded them; None is
+        unpadded.
         """
 
     def specs(self) -> Any:
         """The partition specs of the draft state on a mesh."""
 
     def over(self, arrays: Tree, target: TargetEnds, kernels: str) -> Proposer:
-        """The drafter over its weights, {} for one without. target: whose embedding, head and axis it may use."""
+        """The drafter over its weights, {} for one without. target: whose embedding, head and axis it may
+        use.
+        """

@@ -70,7 +70,9 @@ class DFlashProposer:
         """See `Proposer`."""
         keys, values = self.model.context(committed.taps, committed.positions)
         start, counts = committed.start, committed.counts
-        return Caches(append_rows(draft.keys, keys, start, counts), append_rows(draft.values, values, start, counts))
+        return Caches(
+            append_rows(draft.keys, keys, start, counts), append_rows(draft.values, values, start, counts)
+        )
 
     def propose(self, draft: Caches, root: jax.Array, lengths: jax.Array, ranking: Ranking) -> Candidates:
         """See `Proposer`."""
@@ -143,7 +145,9 @@ class DFlashModel(nnx.Module):
     def project(self, taps: jax.Array) -> jax.Array:
         """hidden_norm(fc(taps)), [B, n, H]; shared by all layers."""
         columns = self._columns_of_rank(taps.reshape(-1, taps.shape[-1]))
-        projected = self.kernels.row_parallel_linear(columns, self.ends.fc[...][None]).reshape(*taps.shape[:-1], -1)
+        projected = self.kernels.row_parallel_linear(columns, self.ends.fc[...][None]).reshape(
+            *taps.shape[:-1], -1
+        )
         return rms_norm(projected, self.ends.hidden_norm, self.config.rms_norm_eps)
 
     def _columns_of_rank(self, taps: jax.Array) -> jax.Array:
@@ -157,7 +161,9 @@ class DFlashModel(nnx.Module):
         padded = jnp.pad(taps, ((0, 0), (0, missing)))
         return lax.dynamic_slice_in_dim(padded, lax.axis_index(self.axis) * count, count, axis=1)
 
-    def __call__(self, embedded: jax.Array, lengths: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    def __call__(
+        self, embedded: jax.Array, lengths: jax.Array, keys: jax.Array, values: jax.Array
+    ) -> jax.Array:
         """Normed rows of slots 1 and on, [B, block - 1, H]; the target's head turns them into logits.
 
         embedded: [B, block, H], the anchor and the masks; lengths int32 [B]: context rows, also the anchor's
@@ -175,7 +181,9 @@ class DFlashModel(nnx.Module):
         positions = lengths[:, None] + jnp.arange(embedded.shape[1], dtype=jnp.int32)[None, :]
         cos_sin = rope.tables(self.config.rope, positions.reshape(-1))
         unlimited = np.iinfo(np.int32).max
-        windows = jnp.asarray([unlimited if window is None else window for window in self.config.windows], jnp.int32)
+        windows = jnp.asarray(
+            [unlimited if window is None else window for window in self.config.windows], jnp.int32
+        )
         norms = jnp.concatenate([self.layers.input_norm[...], self.ends.norm[...][None]])
         flat = embedded.reshape(-1, embedded.shape[-1])
         stream = self._add_norm(flat, Addends(), norms, Place(jnp.int32(0)))
@@ -201,7 +209,9 @@ class DFlashModel(nnx.Module):
         place = Place(index)
         parts = self.kernels.matmul(normed, [layers.q[...], layers.k[...], layers.v[...]], place)
         norms = layers.q_norm[...], layers.k_norm[...]
-        heads = self.kernels.draft_heads(parts, norms, place, context.cos_sin, config.rms_norm_eps, self.key_heads)
+        heads = self.kernels.draft_heads(
+            parts, norms, place, context.cos_sin, config.rms_norm_eps, self.key_heads
+        )
         batch = context.lengths.shape[0]
         queries, keys, values = (part.reshape(batch, -1, *part.shape[1:]) for part in heads)
         seen = context.lengths, context.windows, context.causal

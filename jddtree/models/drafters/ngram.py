@@ -1,17 +1,19 @@
 """Prompt lookup: what followed the last tokens earlier in the same text is proposed again. It has no weights.
 
-The end of prompt and answer, the root included, is looked for among all earlier places (prompt lookup decoding;
-Yang et al., arXiv 2304.04487). The longest matches are taken, of equal ones the latest. A match of n tokens weighs
-`SURER` ** n. A candidate's probability is the weight of the matches that it follows, divided by the weight of all and
-1 for what was never said. So candidates of long matches, and those that follow many, come first.
+The end of prompt and answer, the root included, is looked for among all earlier places (prompt lookup
+decoding; Yang et al., arXiv 2304.04487). The longest matches are taken, of equal ones the latest. A match of
+n tokens weighs `SURER` ** n. A candidate's probability is the weight of the matches that it follows, divided
+by the weight of all and 1 for what was never said. So candidates of long matches, and those that follow many,
+come first.
 
-Candidates are factorised: those of a depth are the union of what all matches say there, whatever was drafted before.
-Along the top-1 chain this is exact, since there a match that agrees with the chain so far counts as that much longer.
-Beside the chain a child may continue another match than its parent does; such a node is never accepted by mistake, it
-is only wasted. Matches near the end of the text repeat what lies between them and the end.
+Candidates are factorised: those of a depth are the union of what all matches say there, whatever was drafted
+before. Along the top-1 chain this is exact, since there a match that agrees with the chain so far counts as
+that much longer. Beside the chain a child may continue another match than its parent does; such a node is
+never accepted by mistake, it is only wasted. Matches near the end of the text repeat what lies between them
+and the end.
 
-A candidate is a token that was said and not a logit, so sampling noise has nothing to be added to: a request's coupling
-changes nothing here, and samples stay what they are, as with any draft.
+A candidate is a token that was said and not a logit, so sampling noise has nothing to be added to: a
+request's coupling changes nothing here, and samples stay what they are, as with any draft.
 """
 
 from dataclasses import dataclass
@@ -32,8 +34,8 @@ SURER = 4.0
 
 @dataclass(frozen=True)
 class NgramConfig:
-    """block_size: as in `DrafterConfig`. longest: tokens that are compared at most. matches: earlier places that are
-    used at most, which also bounds the candidates of a depth.
+    """block_size: as in `DrafterConfig`. longest: tokens that are compared at most. matches: earlier places
+    that are used at most, which also bounds the candidates of a depth.
 
     Raises UserError for numbers that leave nothing to propose.
     """
@@ -60,14 +62,17 @@ class NgramConfig:
 
 
 class History(NamedTuple):
-    """The draft state: tokens int32 [B, S], of which a sequence's first ones, those that are committed, count."""
+    """The draft state: tokens int32 [B, S], of which a sequence's first ones, those that are committed,
+    count.
+    """
 
     tokens: jax.Array
 
 
 class Matches(NamedTuple):
-    """Earlier places that say how the text may go on, the best first: places int32 [B, M], of the token that the root
-    repeats; lengths int32 [B, M], tokens up to there that are the text's last ones, 0 where there is no match.
+    """Earlier places that say how the text may go on, the best first: places int32 [B, M], of the token that
+    the root repeats; lengths int32 [B, M], tokens up to there that are the text's last ones, 0 where there is
+    no match.
     """
 
     places: jax.Array
@@ -75,7 +80,9 @@ class Matches(NamedTuple):
 
 
 class Ngram:
-    """Prompt lookup as a `jddtree.models.drafters.base.Drafter`, and its `Proposer`, as there are no weights."""
+    """Prompt lookup as a `jddtree.models.drafters.base.Drafter`, and its `Proposer`, as there are no
+    weights.
+    """
 
     def __init__(self, config: NgramConfig):
         self.config = config
@@ -127,7 +134,8 @@ def find(text: jax.Array, last: jax.Array, longest: int, count: int) -> Matches:
 
 
 def continuations(text: jax.Array, last: jax.Array, places: jax.Array, depth: int) -> jax.Array:
-    """The tokens that followed each place, int32 [depth, B, M]; past the text's end they start over behind the place.
+    """The tokens that followed each place, int32 [depth, B, M]; past the text's end they start over behind
+    the place.
 
     text: int32 [B, S]; last: int32 [B]; places: int32 [B, M], below `last` for matches.
     """
@@ -141,7 +149,8 @@ def continuations(text: jax.Array, last: jax.Array, places: jax.Array, depth: in
 def candidates(following: jax.Array, lengths: jax.Array, longest: int) -> Candidates:
     """What the matches say at each depth, best first, [B, depth, M].
 
-    following: int32 [depth, B, M], the tokens that followed each match; lengths: int32 [B, M], 0 for no match.
+    following: int32 [depth, B, M], the tokens that followed each match; lengths: int32 [B, M], 0 for no
+    match.
     """
 
     def at_depth(agrees: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Candidates]:
@@ -157,8 +166,8 @@ def candidates(following: jax.Array, lengths: jax.Array, longest: int) -> Candid
 
 
 def _ranked(tokens: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Log-probabilities of the different tokens int32 [B, M] and they themselves, best first, -inf past the last one;
-    weights: float32 [B, M], 0 for what is no match
+    """Log-probabilities of the different tokens int32 [B, M] and they themselves, best first, -inf past the
+    last one; weights: float32 [B, M], 0 for what is no match
     """
     same = tokens[:, :, None] == tokens[:, None, :]
     mass = jnp.where(same, weights[:, None, :], 0.0).sum(2)

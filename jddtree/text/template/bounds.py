@@ -52,7 +52,8 @@ class Budget:
         """Start the clock of this thread."""
         self._end = time.thread_time() + MAX_SECONDS
         self._total = 0
-        # The values are kept, so that no other value takes their place in memory; a sandboxed template mutates none.
+        # The values are kept, so that no other value takes their place in memory; a sandboxed template
+        # mutates none.
         self._known: dict[int, tuple[Any, Extent]] = {}
 
     def check_time(self) -> None:

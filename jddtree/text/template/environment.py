@@ -1,4 +1,5 @@
-"""The sandbox in which chat templates run: the dialect of the transformers library, within limits, origins kept.
+"""The sandbox in which chat templates run: the dialect of the transformers library, within limits, origins
+kept.
 
 Contract: a template gives the text that it gives in Jinja's own `ImmutableSandboxedEnvironment` with the
 settings, filters and functions of transformers (loop controls, `{% generation %}`, `tojson` with options,
@@ -32,7 +33,9 @@ _GROWING = frozenset("join replace center ljust rjust zfill expandtabs translate
 
 
 class _OriginCodeGenerator(CodeGenerator):
-    """Marks the texts of the template's source, computes nothing while compiling, and counts turns of loops."""
+    """Marks the texts of the template's source, computes nothing while compiling, and counts turns of
+    loops.
+    """
 
     def write_commons(self) -> None:
         super().write_commons()
@@ -159,7 +162,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if operator == "%":
             left = tracked(left)
         if operator == "%" and isinstance(left, Markup):
-            join_texts("", percent_pieces(str.__str__(left), right))  # Raises TemplateLimit where Markup would not.
+            join_texts(
+                "", percent_pieces(str.__str__(left), right)
+            )  # Raises TemplateLimit where Markup would not.
         result = super().call_binop(context, operator, left, right)
         return self._thread.budget.admit_sum(left, right, result) if operator == "+" else self.admit(result)
 

@@ -34,7 +34,9 @@ class FieldFormatter(SandboxedFormatter):
     def format_field(self, value: Any, format_spec: str) -> Any:
         """The field as a text; a text without a layout is itself."""
         check_width(*map(int, _NUMBER.findall(format_spec)))
-        return value if isinstance(value, str) and not format_spec else super().format_field(value, format_spec)
+        return (
+            value if isinstance(value, str) and not format_spec else super().format_field(value, format_spec)
+        )
 
     def _fields(
         self, form: str, values: Sequence[Any], named: Mapping[str, Any], numbers: Iterator[int], nesting: int

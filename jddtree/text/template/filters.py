@@ -1,7 +1,8 @@
 """Jinja's filters within the limits of a template, and those of them that must keep where texts came from.
 
 Contract: `bounded_filter` wraps any filter; `replacements` are the filters that are written anew: `tojson` as
-in the transformers library, and `join`, `replace`, `indent`, `format` and `safe`, which give what Jinja's give.
+in the transformers library, and `join`, `replace`, `indent`, `format` and `safe`, which give what Jinja's
+give.
 """
 
 import functools
@@ -76,12 +77,16 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
     return join_texts("", encoder.iterencode(value))
 
 
 @pass_environment
-def _join(environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+def _join(
+    environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
     items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
     return join_texts(str(d), map(str, items))
 

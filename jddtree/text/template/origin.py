@@ -152,10 +152,14 @@ class OriginText(str):
         return str.encode(self, encoding, errors)
 
     def _located(self, parts: Sequence[str], gap: int) -> list[str]:
-        """Cuts of this text equal to the parts, which stand in it in this order, `gap` or more characters apart."""
+        """Cuts of this text equal to the parts, which stand in it in this order, `gap` or more characters
+        apart.
+        """
         check_size(NODE_SIZE * len(parts))
         if WRITTEN not in self._origin:
-            return list(map(str.__str__, parts))  # The separator that `partition` gives back is the argument itself.
+            return list(
+                map(str.__str__, parts)
+            )  # The separator that `partition` gives back is the argument itself.
         pieces: list[str] = []
         cursor = 0
         for part in parts:
@@ -172,7 +176,9 @@ class OriginText(str):
         lengths = [len(change(character)) for character in str.__iter__(self)]
         if sum(lengths) != len(text):
             return text
-        return with_origin(text, b"".join(bytes((o,)) * n for o, n in zip(self._origin, lengths, strict=True)))
+        return with_origin(
+            text, b"".join(bytes((o,)) * n for o, n in zip(self._origin, lengths, strict=True))
+        )
 
     def _padded(self, pad: Callable[[str, SupportsIndex, str], str], width: SupportsIndex, fill: str) -> str:
         check_width(width)
@@ -182,7 +188,9 @@ class OriginText(str):
 
 
 class OriginMarkup(Markup):
-    """What the filter `safe` returns; its own operations give text that counts as not written by the template."""
+    """What the filter `safe` returns; its own operations give text that counts as not written by the
+    template.
+    """
 
     _origin: bytes
 
@@ -201,7 +209,9 @@ def written(text: str) -> str:
 
 
 def tracked(value: Any) -> Any:
-    """The value, a plain `str` in it as an `OriginText`, whose operations see where their arguments came from."""
+    """The value, a plain `str` in it as an `OriginText`, whose operations see where their arguments came
+    from.
+    """
     return _tracked(value, bytes(len(value))) if type(value) is str else value
 
 
@@ -220,7 +230,9 @@ def origin_of(text: str) -> bytes:
 
 
 def join_texts(separator: str, texts: Iterable[str]) -> str:
-    """The texts joined as by `str.join`, with their origins; raises TemplateLimit as soon as the sum is too large."""
+    """The texts joined as by `str.join`, with their origins; raises TemplateLimit as soon as the sum is too
+    large.
+    """
     pieces: list[str] = []
     size = 0
     for text in texts:

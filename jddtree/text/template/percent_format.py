@@ -11,7 +11,9 @@ from typing import Any
 
 from jddtree.text.template.bounds import check_width
 
-_CONVERSION = re.compile(r"%(?:\((?P<key>[^()]*)\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?(?P<kind>[a-zA-Z%])")
+_CONVERSION = re.compile(
+    r"%(?:\((?P<key>[^()]*)\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?(?P<kind>[a-zA-Z%])"
+)
 _NUMBER = re.compile(r"\d+")
 
 

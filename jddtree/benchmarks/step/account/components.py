@@ -1,8 +1,9 @@
 """Kernels of a profile grouped into the components of a step.
 
-A kernel of ours is known by its name; `stack_matmul`, which multiplies by many weights, by what ran before it in the
-layer. A kernel that XLA made has the name of its instruction in the optimised HLO, and belongs to the parameter that
-this instruction reads, which its operands' shapes tell. What neither tells stays under "matmul library" or "other".
+A kernel of ours is known by its name; `stack_matmul`, which multiplies by many weights, by what ran before it
+in the layer. A kernel that XLA made has the name of its instruction in the optimised HLO, and belongs to the
+parameter that this instruction reads, which its operands' shapes tell. What neither tells stays under "matmul
+library" or "other".
 """
 
 import re
@@ -12,7 +13,8 @@ from typing import Any
 
 from jddtree.benchmarks.step.account.floor import EXPERTS, TARGET
 
-# Component to a pattern that the names of our kernels match, and those of XLA's that read no parameter; in this order.
+# Component to a pattern that the names of our kernels match, and those of XLA's that read no parameter; in
+# this order.
 OURS = {
     "experts gate_up": r"gate_up",
     "experts down": r"expert_down",
@@ -57,7 +59,9 @@ OPERAND = re.compile(r"%([\w.\-]+)")
 
 
 def shapes_of(weights: Mapping[str, Any], prefix: str = "") -> dict[tuple[int, ...], str]:
-    """Shapes of parameters, whole and of one layer, to the component that reads them; shapes of two are left out."""
+    """Shapes of parameters, whole and of one layer, to the component that reads them; shapes of two are left
+    out.
+    """
     found: dict[tuple[int, ...], set[str]] = defaultdict(set)
     for path, array in _leaves(weights, prefix):
         part, *_, name = path.split(".")
@@ -69,10 +73,13 @@ def shapes_of(weights: Mapping[str, Any], prefix: str = "") -> dict[tuple[int, .
 
 
 def components(
-    kernels: Iterable[tuple[str, float]], hlo: str, shapes: Mapping[tuple[int, ...], str], drafts: bool = False
+    kernels: Iterable[tuple[str, float]],
+    hlo: str,
+    shapes: Mapping[tuple[int, ...], str],
+    drafts: bool = False,
 ) -> dict[str, float]:
-    """Microseconds by component, the largest first; kernels: (name, microseconds); drafts: they are a drafter's, whose
-    products are not told apart.
+    """Microseconds by component, the largest first; kernels: (name, microseconds); drafts: they are a
+    drafter's, whose products are not told apart.
     """
     reads = _reads(hlo, shapes)
     sums: dict[str, float] = defaultdict(float)
@@ -85,7 +92,9 @@ def components(
 
 
 def _landmark(kernel: str, last: str) -> str:
-    """The key of AFTER that holds once this kernel has run; a norm after the output projection is the second one"""
+    """The key of AFTER that holds once this kernel has run; a norm after the output projection is the second
+    one
+    """
     if "residual_norm" in kernel:
         return "block norm" if last == "head_values" else "attention norm"
     return next((name for name in AFTER if name in kernel), last)
@@ -93,7 +102,9 @@ def _landmark(kernel: str, last: str) -> str:
 
 def component(kernel: str, reads: Mapping[str, str]) -> str:
     """The component of a kernel; reads: by name of an instruction, as `_plain` writes it, what it reads."""
-    matched = lambda names: next((name for name, pattern in names.items() if re.search(pattern, kernel)), None)
+    matched = lambda names: next(
+        (name for name, pattern in names.items() if re.search(pattern, kernel)), None
+    )
     return matched(OURS) or reads.get(_plain(kernel)) or matched(OTHERS) or "other"
 
 
@@ -103,7 +114,9 @@ def largest(kernels: Iterable[tuple[str, float]], count: int) -> list[dict[str, 
     for name, microseconds in kernels:
         sums[name].append(microseconds)
     ordered = sorted(sums.items(), key=lambda item: -sum(item[1]))[:count]
-    return [{"kernel": name[:100], "launches": len(times), "us": round(sum(times), 1)} for name, times in ordered]
+    return [
+        {"kernel": name[:100], "launches": len(times), "us": round(sum(times), 1)} for name, times in ordered
+    ]
 
 
 def _reads(hlo: str, shapes: Mapping[tuple[int, ...], str]) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """The least that a step must read, by component, and the time that follows.
 
-`floor_ms` counts what the composed peer (`peers.rank_step`) reads, so that ratios compare: weights that the step reads
-once, those of the distinct experts that its rows touch included, at 4.3 TB/s (the copy rate of an H200); latents,
-activations and norms are not in it. The router counts in float32, as the peer reads it, whatever is kept here.
-`floor_read_ms` adds the latents and takes the rate at which this card reads.
+`floor_ms` counts what the composed peer (`peers.rank_step`) reads, so that ratios compare: weights that the
+step reads once, those of the distinct experts that its rows touch included, at 4.3 TB/s (the copy rate of an
+H200); latents, activations and norms are not in it. The router counts in float32, as the peer reads it,
+whatever is kept here. `floor_read_ms` adds the latents and takes the rate at which this card reads.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,8 @@ def stage_bytes(
 ) -> dict[str, dict[str, int]]:
     """Bytes by stage and component for one rank of `world`.
 
-    touched: distinct experts of a layer; context: committed tokens. "latents" is the cache that attention reads.
+    touched: distinct experts of a layer; context: committed tokens. "latents" is the cache that attention
+    reads.
     """
     tables = rank_tables(models, world)
     target, config = tables["target"], models.target
@@ -67,7 +68,9 @@ def stage_bytes(
 
 def floor_ms(parts: Mapping[str, int]) -> float:
     """Milliseconds for what the peer's formula counts."""
-    return 1e3 * sum(size for name, size in parts.items() if name not in ("latents", "draft cache")) / PEER_RATE
+    return (
+        1e3 * sum(size for name, size in parts.items() if name not in ("latents", "draft cache")) / PEER_RATE
+    )
 
 
 def floor_read_ms(parts: Mapping[str, int], ceilings: Ceilings) -> float:
@@ -76,14 +79,20 @@ def floor_read_ms(parts: Mapping[str, int], ceilings: Ceilings) -> float:
 
 
 def attention_floor_ms(models: Models, world: int, tokens: int, length: int, ceilings: Ceilings) -> float:
-    """Milliseconds that attention of all layers takes at least on this card, over `length` committed tokens: reading
-    the latents or multiplying, whichever is slower.
+    """Milliseconds that attention of all layers takes at least on this card, over `length` committed tokens:
+    reading the latents or multiplying, whichever is slower.
     """
     config = models.target
     sizes = Sizes(
-        config.hidden_size, config.moe_intermediate_size // world, config.n_routed_experts, config.num_experts_per_tok,
-        world, config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim,
-    )  # fmt: skip
+        config.hidden_size,
+        config.moe_intermediate_size // world,
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        world,
+        config.num_attention_heads,
+        config.kv_lora_rank,
+        config.qk_rope_head_dim,
+    )
     work = attention_work(sizes, tokens, length, sizes.rank_heads)
     return config.num_hidden_layers * floor_us(work, ceilings) / 1e3
 
@@ -98,9 +107,9 @@ def with_round(by_stage: Mapping[str, Mapping[str, int]], drafts: bool) -> dict[
 
 
 def prefill_operations(models: Models, world: int, tokens: int, context: int) -> int:
-    """Operations of a chunk of `tokens` on one rank (a multiplication and an addition are two): matmuls of all weights
-    that a token meets, the head left out, and attention in absorbed form over `context` committed tokens and half of
-    the chunk.
+    """Operations of a chunk of `tokens` on one rank (a multiplication and an addition are two): matmuls of
+    all weights that a token meets, the head left out, and attention in absorbed form over `context` committed
+    tokens and half of the chunk.
     """
     config = models.target
     target = rank_tables(models, world)["target"]

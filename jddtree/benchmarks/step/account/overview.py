@@ -1,4 +1,6 @@
-"""What the rows of `bench step` say together, for each number of tokens, context and routing; needs no JAX."""
+"""What the rows of `bench step` say together, for each number of tokens, context and routing; needs no
+JAX.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +14,9 @@ SIZE = ("tokens", "context", "routing", "mesh", "expert_layout")
 def summaries(rows: Sequence[Row]) -> list[Row]:
     """A row of stage "summary" for every round that was timed.
 
-    beside_verify_ms: what a round takes beside its verify pass; beside_verify_percent: of the round; kernels_ms and
-    kernels_percent: the same from the kernels of draft, build, walk and commit, where those were timed.
+    beside_verify_ms: what a round takes beside its verify pass; beside_verify_percent: of the round;
+    kernels_ms and kernels_percent: the same from the kernels of draft, build, walk and commit, where those
+    were timed.
     """
     found = []
     for row in rows:
@@ -25,8 +28,8 @@ def summaries(rows: Sequence[Row]) -> list[Row]:
 
 
 def beside(rows: Sequence[Row], alone: Sequence[Row]) -> list[Row]:
-    """What completes the timed rows of a mesh; alone: rows of one of its ranks without collectives, in slices of
-    experts.
+    """What completes the timed rows of a mesh; alone: rows of one of its ranks without collectives, in slices
+    of experts.
 
     Of the "tensor" layout: rank_ms, the time of the rank alone, sums_ms, what the mesh takes beyond it, and
     sums_percent of its time. Of the "expert" layout: tensor_ms, the time of the other one.
@@ -56,7 +59,9 @@ def _summary(rows: Sequence[Row], whole: Row, verify: float) -> Row:
 
 
 def _same(rows: Sequence[Row], stage: str, whole: Row) -> Row:
-    """The row of a stage for the sizes and layout of another one; routing matters to stages with experts alone"""
+    """The row of a stage for the sizes and layout of another one; routing matters to stages with experts
+    alone
+    """
     for row in rows:
         same = row["stage"] == stage and row["tokens"] == whole["tokens"]
         same = same and row.get("expert_layout") == whole.get("expert_layout")

@@ -2,10 +2,11 @@
 
 python -m jddtree.benchmarks.step.account.waterfall docs/results/step-h200.json docs/step-h200.png
 
-Everything comes from a results file of `bench step` that has both clocks. A part is a group of components. "other"
-is every component that no part names, with the floors of the head's product and the dense layer, which no kernel's
-name tells. What the wall clock shows beyond the kernels is the part "between kernels". Floors are bytes at the
-peers' rate (`floor.py`); that of attention is the row's own, which operations may set.
+Everything comes from a results file of `bench step` that has both clocks. A part is a group of components.
+"other" is every component that no part names, with the floors of the head's product and the dense layer,
+which no kernel's name tells. What the wall clock shows beyond the kernels is the part "between kernels".
+Floors are bytes at the peers' rate (`floor.py`); that of attention is the row's own, which operations may
+set.
 """
 
 import argparse
@@ -37,14 +38,19 @@ SIZE, DPI = (8.4, 4.6), 130  # inches, dots per inch
 
 
 def parts(rows: Sequence[Row], tokens: int, context: int, routing: str = "uniform") -> list[Row]:
-    """part, ms, percent of the pass, floor_ms (None where no bytes are counted) and ratio, in the order of the pass.
+    """part, ms, percent of the pass, floor_ms (None where no bytes are counted) and ratio, in the order of
+    the pass.
 
     Raises UserError when the pass was not measured by both clocks.
     """
     verify = find(rows, "verify", tokens, context, routing)
-    card = next(row for row in _same_size(rows, "roofline", tokens, context, routing) if row["floor_of"] == "verify")
+    card = next(
+        row for row in _same_size(rows, "roofline", tokens, context, routing) if row["floor_of"] == "verify"
+    )
     if "time_ms" not in verify or "kernels" not in verify:
-        raise UserError(f"verify of {tokens} tokens at {context} was not measured by both clocks; run bench step again")
+        raise UserError(
+            f"verify of {tokens} tokens at {context} was not measured by both clocks; run bench step again"
+        )
     part_of = {component: part for part, components in PARTS.items() for component in components}
     times = dict.fromkeys([*PARTS, REST], 0.0)
     for component, microseconds in verify["kernels"].items():
@@ -73,11 +79,15 @@ def find(rows: Sequence[Row], stage: str, tokens: int, context: int, routing: st
 
 
 def draw(found: Sequence[Row], title: str, path: Path) -> None:
-    """The parts as bars that begin where the last one ended, the floor of each dark. UserError without matplotlib."""
+    """The parts as bars that begin where the last one ended, the floor of each dark. UserError without
+    matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("a picture needs matplotlib, which is not installed; pip install 'jddtree[eval]'") from None
+        raise UserError(
+            "a picture needs matplotlib, which is not installed; pip install 'jddtree[eval]'"
+        ) from None
     figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
     axes = figure.subplots()
     begun, whole = 0.0, sum(row["ms"] for row in found)
@@ -88,7 +98,9 @@ def draw(found: Sequence[Row], title: str, path: Path) -> None:
         begun += row["ms"]
     axes.set_yticks(range(len(found)), [row["part"] for row in found])
     axes.invert_yaxis()
-    axes.set(title=title, xlabel="ms, one part after the other (dark: the part's floor)", xlim=(0, 1.12 * whole))
+    axes.set(
+        title=title, xlabel="ms, one part after the other (dark: the part's floor)", xlim=(0, 1.12 * whole)
+    )
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,8 @@
-"""One rank on one device, or all on a mesh: weights and caches, the compiled stages, calls that can be repeated.
+"""One rank on one device, or all on a mesh: weights and caches, the compiled stages, calls that can be
+repeated.
 
-Stages that take the state over (commit, round, prefill) get the caches from here and bring them back, so that there is
-one set of caches whatever was compiled.
+Stages that take the state over (commit, round, prefill) get the caches from here and bring them back, so that
+there is one set of caches whatever was compiled.
 """
 
 from collections.abc import Callable
@@ -29,8 +30,8 @@ Key = tuple[str, int]  # stage and tokens
 
 
 class Dispatches:
-    """Dispatches of rounds after one another; a call gives the tokens that each round emitted. With `again` every
-    dispatch starts at the same length, else it goes on where the last one ended, as decoding does.
+    """Dispatches of rounds after one another; a call gives the tokens that each round emitted. With `again`
+    every dispatch starts at the same length, else it goes on where the last one ended, as decoding does.
     """
 
     def __init__(self, bench: "Bench", engine: Engine, weights: Weights, tokens: int, length: int):
@@ -49,7 +50,10 @@ class Dispatches:
 
     def enqueue(self) -> jax.Array:
         """Start a dispatch without waiting for its result, so that the device goes from one to the next."""
-        compiled, controls = self.engine.programs["rounds"], programs.controls(self.engine.program, self.tokens)
+        compiled, controls = (
+            self.engine.programs["rounds"],
+            programs.controls(self.engine.program, self.tokens),
+        )
         state, packed = compiled(self.engine.weights, self._before(), controls)
         self._after(state)
         return packed
@@ -68,8 +72,8 @@ class Dispatches:
 
 
 class Bench:
-    """See the module. Making one makes the weights and compiles nothing else. Raises UserError when there are fewer
-    devices than the mesh needs.
+    """See the module. Making one makes the weights and compiles nothing else. Raises UserError when there are
+    fewer devices than the mesh needs.
     """
 
     def __init__(self, settings: Settings):
@@ -97,8 +101,8 @@ class Bench:
         return found
 
     def call(self, stage: str, tokens: int, context: int, routing: str) -> Call:
-        """A call of a compiled stage on random rows, after which `context` tokens are committed or in the tree. What it
-        returns can be waited for. Raises the error of a compilation that failed.
+        """A call of a compiled stage on random rows, after which `context` tokens are committed or in the
+        tree. What it returns can be waited for. Raises the error of a compilation that failed.
         """
         shapes, compiled = self.shapes(tokens), self.ready(stage, tokens).call
         weights = self.rank_weights(tokens, routing)
@@ -129,11 +133,15 @@ class Bench:
     def tree(self, tokens: int) -> Tree:
         """A random tree."""
         shapes, depth = self.shapes(tokens), self.shapes(tokens).program.block - 1
-        return programs.random_tree(tokens, shapes.rows, depth, self._vocabulary(), self.settings.seed, self.mesh)
+        return programs.random_tree(
+            tokens, shapes.rows, depth, self._vocabulary(), self.settings.seed, self.mesh
+        )
 
     def experts(self, tokens: int, routing: str) -> np.ndarray:
         """The experts of every MoE layer and row."""
-        return step_routing.experts(routing, self.settings.models.target, self.shapes(tokens).rows, self.settings.seed)
+        return step_routing.experts(
+            routing, self.settings.models.target, self.shapes(tokens).rows, self.settings.seed
+        )
 
     def rank_weights(self, tokens: int, routing: str) -> Weights:
         """The weights with the experts of so many rows; without the drafter for one token."""
@@ -164,7 +172,11 @@ class Bench:
 
     def _keys(self) -> list[Key]:
         wanted = set(self.settings.stages)
-        needs = {"round": {"round", "sweep"}, "verify": {"verify", "repeat", "commit"}, "walk": {"walk", "commit"}}
+        needs = {
+            "round": {"round", "sweep"},
+            "verify": {"verify", "repeat", "commit"},
+            "walk": {"walk", "commit"},
+        }
         keys = [
             (stage, tokens)
             for tokens in self.settings.tokens
@@ -207,9 +219,13 @@ class Bench:
         settings, program = self.settings, self.shapes(2).program
         of_rank = lambda array: jax.ShapeDtypeStruct(array.sharding.shard_shape(array.shape), array.dtype)
         drafter = jax.tree.map(of_rank, self.weights["drafter"])
-        empty = partial(initial_state, program.target, program.drafter, program.capacity, settings.dtype, drafter)
+        empty = partial(
+            initial_state, program.target, program.drafter, program.capacity, settings.dtype, drafter
+        )
         shapes = jax.eval_shape(empty)
         specs, key = state_specs(program.drafter), jax.random.key(settings.seed)
-        fill = lambda array, spec: random_array(key, Kind(array.shape, array.dtype, "normal", spec), self.mesh)
+        fill = lambda array, spec: random_array(
+            key, Kind(array.shape, array.dtype, "normal", spec), self.mesh
+        )
         for name in ("latents", "draft"):
             self.caches[name] = jax.tree.map(fill, getattr(shapes, name), getattr(specs, name))

@@ -1,8 +1,9 @@
-"""Copies of weights in optimised HLO: what a layer loop must not hold, since a copied weight is read twice and written.
+"""Copies of weights in optimised HLO: what a layer loop must not hold, since a copied weight is read twice
+and written.
 
-An instruction that runs as a kernel of its own (outside fused computations) and whose result has the shape of a weight,
-whole or of one layer, has made a copy of it: a `copy`, a `dynamic-slice`, a conversion, or a fusion of those. Slices
-inside a fusion that goes on to use them are not copies.
+An instruction that runs as a kernel of its own (outside fused computations) and whose result has the shape of
+a weight, whole or of one layer, has made a copy of it: a `copy`, a `dynamic-slice`, a conversion, or a fusion
+of those. Slices inside a fusion that goes on to use them are not copies.
 """
 
 import math
@@ -11,9 +12,22 @@ from collections.abc import Iterable
 
 LEAST = 2**20  # elements; smaller weights cost less than the kernel that would copy them
 PASSED_ON = (
-    "parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "optimization-barrier",
-    "constant", "iota", "broadcast", "copy-done", "async-done", "domain", "after-all",
-)  # fmt: skip
+    "parameter",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "while",
+    "conditional",
+    "call",
+    "optimization-barrier",
+    "constant",
+    "iota",
+    "broadcast",
+    "copy-done",
+    "async-done",
+    "domain",
+    "after-all",
+)
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 RESULT = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.+?) ([\w\-]+)\(")
 ARRAY = re.compile(r"\w+\[([\d,]+)\]")
@@ -23,8 +37,8 @@ INNER = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 def weight_copies(hlo: str, shapes: Iterable[tuple[int, ...]], least: int = LEAST) -> list[str]:
     """The instructions that copy a weight, as "opcode name shape".
 
-    shapes: of the weights, whole stacks; those of one layer of them count as well. least: elements of the smallest
-    weight that matters.
+    shapes: of the weights, whole stacks; those of one layer of them count as well. least: elements of the
+    smallest weight that matters.
     """
     wanted = {
         _plain(shape)

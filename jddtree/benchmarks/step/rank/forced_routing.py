@@ -1,7 +1,8 @@
-"""Which experts the rows of `bench step` go to: chosen by the benchmark, while the router's own work is still done.
+"""Which experts the rows of `bench step` go to: chosen by the benchmark, while the router's own work is still
+done.
 
-Random weights route almost uniformly whatever the text, and a choice that is known says which bytes must be read. The
-chosen experts are data of the compiled step, one leaf more in the weights of the MoE layers.
+Random weights route almost uniformly whatever the text, and a choice that is known says which bytes must be
+read. The chosen experts are data of the compiled step, one leaf more in the weights of the MoE layers.
 """
 
 import jax
@@ -24,14 +25,17 @@ LEAF = "forced_experts"
 
 
 class ForcedExperts(Observer):
-    """Sends rows to the experts in `forced_experts` int32 [layers of the model, rows, k], with the router's weights.
+    """Sends rows to the experts in `forced_experts` int32 [layers of the model, rows, k], with the router's
+    weights.
 
-    The table, made by `with_experts`, has entries of dense layers too: an index that is computed would be one more
-    kernel.
+    The table, made by `with_experts`, has entries of dense layers too: an index that is computed would be one
+    more kernel.
     """
 
     def route(self, ids: jax.Array, arrays: Tree, place: Place) -> jax.Array:
-        """The router runs in full, since its weights need its choice; only the numbers of the experts are replaced."""
+        """The router runs in full, since its weights need its choice; only the numbers of the experts are
+        replaced.
+        """
         return lax.dynamic_index_in_dim(arrays[LEAF], place.layer, keepdims=False)
 
 
@@ -62,8 +66,8 @@ def touched(chosen: np.ndarray, tokens: int) -> float:
 
 
 def touched_of_busiest(chosen: np.ndarray, tokens: int, experts: int, ranks: int) -> float:
-    """Distinct experts of the rank that has most of them, where each of `ranks` holds as many of a layer's `experts`
-    as the others; a mean over layers.
+    """Distinct experts of the rank that has most of them, where each of `ranks` holds as many of a layer's
+    `experts` as the others; a mean over layers.
     """
     held = experts // ranks
     most = [np.bincount(np.unique(layer[:tokens]) // held, minlength=ranks).max() for layer in chosen]
@@ -71,8 +75,8 @@ def touched_of_busiest(chosen: np.ndarray, tokens: int, experts: int, ranks: int
 
 
 def with_experts(weights: Tree, chosen: np.ndarray, sharding: NamedSharding | None = None) -> Tree:
-    """The weights with the experts that rows shall use, the same on every rank of a mesh, to whose devices `sharding`
-    puts them; arrays are shared.
+    """The weights with the experts that rows shall use, the same on every rank of a mesh, to whose devices
+    `sharding` puts them; arrays are shared.
     """
     target = weights["target"]
     dense = len(target.get("dense", {}).get("q_a", ()))

@@ -1,8 +1,8 @@
 """The models of `bench step`: configurations alone, since their weights are random.
 
-"kimi-k2.6" is Kimi K2.6 (its published text_config) with z-lab's DFlash drafter for it (6 Qwen3-shaped layers, block 8,
-taps 1, 12, 24, 35, 47 and 58). "tiny" has the same parts at sizes that a CPU runs in seconds, and that eight ranks can
-share.
+"kimi-k2.6" is Kimi K2.6 (its published text_config) with z-lab's DFlash drafter for it (6 Qwen3-shaped
+layers, block 8, taps 1, 12, 24, 35, 47 and 58). "tiny" has the same parts at sizes that a CPU runs in
+seconds, and that eight ranks can share.
 """
 
 import json
@@ -17,10 +17,21 @@ from jddtree.config import DFlashConfig, TargetConfig, dflash_config, read_json,
 from jddtree.errors import UserError
 
 TINY_TARGET = {
-    "hidden_size": 128, "intermediate_size": 512, "moe_intermediate_size": 512, "num_attention_heads": 8,
-    "num_key_value_heads": 8, "num_hidden_layers": 3, "n_routed_experts": 16, "num_experts_per_tok": 4,
-}  # fmt: skip
-TINY_DRAFTER = {"intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 2}
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 3,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+}
+TINY_DRAFTER = {
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 2,
+}
 K26_DRAFTER = {
     "head_dim": 128,
     "intermediate_size": 18432,
@@ -43,8 +54,8 @@ class Models(NamedTuple):
 
 
 def models(preset: str, layers: int | None = None, experts: int | None = None) -> Models:
-    """The models of a preset; layers: use only so many of the target's layers, and fewer taps where they do not fit;
-    experts: use only so many routed experts a layer.
+    """The models of a preset; layers: use only so many of the target's layers, and fewer taps where they do
+    not fit; experts: use only so many routed experts a layer.
 
     Raises UserError for an unknown preset and for numbers of layers and experts that it does not have.
     """
@@ -61,14 +72,20 @@ def models(preset: str, layers: int | None = None, experts: int | None = None) -
     text["n_routed_experts"] = experts or text["n_routed_experts"]
     target = _read("target", lambda values: values["text_config"].update(text), target_config)
     drafter = dict(K26_DRAFTER if preset == "kimi-k2.6" else TINY_DRAFTER)
-    drafter |= {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "num_target_layers": count}
+    drafter |= {
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "num_target_layers": count,
+    }
     drafter |= {"layer_types": ["full_attention"] * drafter["num_hidden_layers"]}
     nested = {"mask_token_id": MASK[preset], "target_layer_ids": _taps(count)}
     return Models(target, _read("drafter", lambda values: _nested(values, drafter, nested), dflash_config))
 
 
 def bundled(part: str) -> Path:
-    """Folder of the bundled micro "target" or "drafter"; `jddtree.loading` has it too, but needs tokenizers."""
+    """Folder of the bundled micro "target" or "drafter"; `jddtree.loading` has it too, but needs
+    tokenizers.
+    """
     return Path(str(files("jddtree") / "assets" / "micro" / part))
 
 

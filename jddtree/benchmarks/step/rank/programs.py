@@ -1,7 +1,8 @@
-"""The compiled stages of `bench step`: those of `jddtree.decoding.stages`, and the whole engine, for a number of rows.
+"""The compiled stages of `bench step`: those of `jddtree.decoding.stages`, and the whole engine, for a number
+of rows.
 
-One set of programs serves every context, which is data. Compiling is done by `compile_all`, in parallel. On a mesh the
-arrays that are made here are on every device.
+One set of programs serves every context, which is data. Compiling is done by `compile_all`, in parallel. On a
+mesh the arrays that are made here are on every device.
 """
 
 import time
@@ -48,7 +49,9 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class Shapes:
-    """What is compiled for one number of tokens; context: tokens that the caches hold; mesh: None is one device."""
+    """What is compiled for one number of tokens; context: tokens that the caches hold; mesh: None is one
+    device.
+    """
 
     models: Models
     tokens: int
@@ -63,8 +66,9 @@ class Shapes:
 
     @property
     def program(self) -> Program:
-        """Plain decoding for one token, else trees; the chunk of the prefill is as wide as the tree, since both read
-        the same `forced_experts`. More rows than any tree has are a chunk of a prompt, beside a small tree.
+        """Plain decoding for one token, else trees; the chunk of the prefill is as wide as the tree, since
+        both read the same `forced_experts`. More rows than any tree has are a chunk of a prompt, beside a
+        small tree.
         """
         drafter = None if self.tokens == 1 else self.models.drafter
         rows = self.rows if self.rows <= WIDEST_TREE else self.models.drafter.block_size
@@ -118,12 +122,14 @@ def running(caches: Mapping[str, Any], length: int, mesh: Mesh | None = None) ->
     put = lambda value: jax.device_put(value, everywhere(mesh))
     number = lambda value: put(np.array([value], np.int32))
     pace = Pace(*put((np.float32(0), np.float32(0), np.int32(0), np.int32(0))))
-    return State(**caches, root=number(0), length=number(length), emitted=number(0), finish=number(RUNNING), pace=pace)
+    return State(
+        **caches, root=number(0), length=number(length), emitted=number(0), finish=number(RUNNING), pace=pace
+    )
 
 
 def functions(program: Program) -> dict[str, Callable[..., Any]]:
-    """The stages by name: functions of (weights, state, ...) that return what the next one needs; commit and prefill
-    give a state of the length that they were given, so that they can be called again.
+    """The stages by name: functions of (weights, state, ...) that return what the next one needs; commit and
+    prefill give a state of the length that they were given, so that they can be called again.
     """
 
     def verify(weights: Weights, state: State, controls: Controls, tree: Tree) -> Verified:
@@ -138,14 +144,25 @@ def functions(program: Program) -> dict[str, Callable[..., Any]]:
     def find(tree: Tree, choices: jax.Array) -> tuple[jax.Array, jax.Array]:
         return walk(tree, choices, program.block)
 
-    def commit(weights: Weights, state: State, controls: Controls, verified: Verified, path, accepted) -> State:
+    def commit(
+        weights: Weights, state: State, controls: Controls, verified: Verified, path, accepted
+    ) -> State:
         walked = Walked(path, accepted, jnp.take_along_axis(verified.choices, path, axis=1))
-        return _as_long_as(state, stages.commit(Compilable(program, weights), state, controls, verified, walked)[0])
+        return _as_long_as(
+            state, stages.commit(Compilable(program, weights), state, controls, verified, walked)[0]
+        )
 
     def prefill(weights: Weights, state: State, controls: Controls, chunk: Chunk) -> State:
         return _as_long_as(state, rounds.prefill(program, weights, state, controls, chunk)[0])
 
-    return {"verify": verify, "draft": draft, "build": build, "walk": find, "commit": commit, "prefill": prefill}
+    return {
+        "verify": verify,
+        "draft": draft,
+        "build": build,
+        "walk": find,
+        "commit": commit,
+        "prefill": prefill,
+    }
 
 
 def _as_long_as(before: State, after: State) -> State:
@@ -153,7 +170,9 @@ def _as_long_as(before: State, after: State) -> State:
     return after._replace(**kept)
 
 
-def over_ranks(function: Callable[..., Any], mesh: Mesh | None, arguments: Sequence[Any], result: Any) -> Callable:
+def over_ranks(
+    function: Callable[..., Any], mesh: Mesh | None, arguments: Sequence[Any], result: Any
+) -> Callable:
     """The function on every rank of a mesh, itself without one; arguments come split as they are.
 
     result: arrays split as what the function returns, None where that is the same on every rank.
@@ -172,7 +191,9 @@ def over_ranks(function: Callable[..., Any], mesh: Mesh | None, arguments: Seque
 def compile_stage(shapes: Shapes, name: str, weights: Weights, state: State) -> Compiled:
     """Compile a stage for these shapes; state: one of theirs. commit and prefill take their state over."""
     made, mesh = functions(shapes.program), shapes.mesh
-    split = lambda name, arguments: over_ranks(made[name], mesh, arguments, state if name in DONATING else None)
+    split = lambda name, arguments: over_ranks(
+        made[name], mesh, arguments, state if name in DONATING else None
+    )
     result_of = lambda name, arguments: jax.eval_shape(split(name, arguments), *arguments)
     limits = controls(shapes.program, shapes.tokens)
     arguments: Sequence[Any] = weights, state, limits
@@ -220,8 +241,8 @@ def executable(compiled: Any) -> jax.stages.Compiled:
 
 
 def memory_gb(compiled: Any) -> float:
-    """Memory that a compiled function needs beside its arguments, in 10^9 bytes: temporaries and results that are no
-    donated argument.
+    """Memory that a compiled function needs beside its arguments, in 10^9 bytes: temporaries and results that
+    are no donated argument.
     """
     analysis = compiled.memory_analysis()
     own = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes

@@ -1,9 +1,11 @@
-"""Random parameters of one rank on a device, or of all ranks on a mesh: 76 GB of K2.6 a rank without a host copy.
+"""Random parameters of one rank on a device, or of all ranks on a mesh: 76 GB of K2.6 a rank without a host
+copy.
 
-Shapes are those that `models.partition.on_mesh` gives a mesh, divided by its ranks. On a mesh every device makes its
-own slice, and all make the same numbers where they hold the same. Every INT4 code is equally likely; scales and dense
-weights are such that a layer keeps the size of its input, so that activations stay finite and logits differ. A part of
-an array is made at a time and written in place, so that little more than the arrays is needed.
+Shapes are those that `models.partition.on_mesh` gives a mesh, divided by its ranks. On a mesh every device
+makes its own slice, and all make the same numbers where they hold the same. Every INT4 code is equally
+likely; scales and dense weights are such that a layer keeps the size of its input, so that activations stay
+finite and logits differ. A part of an array is made at a time and written in place, so that little more than
+the arrays is needed.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +32,8 @@ Tables = dict[str, dict[str, Parameter]]
 
 
 class Kind(NamedTuple):
-    """What is compiled to make an array. shape: of a rank; values: "words" of bits, "scales" (two bfloat16 in a word,
-    from 0.5 to 1.5 times the scale), "normal", or "constant" (the scale itself); spec: over a mesh.
+    """What is compiled to make an array. shape: of a rank; values: "words" of bits, "scales" (two bfloat16 in
+    a word, from 0.5 to 1.5 times the scale), "normal", or "constant" (the scale itself); spec: over a mesh.
     """
 
     shape: tuple[int, ...]
@@ -48,7 +50,9 @@ def rank_tables(models: Models, world: int) -> Tables:
 def random_weights(
     models: Models, world: int, dtype: jnp.dtype, seed: int, mesh: Mesh | None = None, layout: str = "tensor"
 ) -> Tree:
-    """The weights of one of `world` ranks, {"target": tree, "drafter": tree}, or those of all ranks on a mesh."""
+    """The weights of one of `world` ranks, {"target": tree, "drafter": tree}, or those of all ranks on a
+    mesh.
+    """
     tables, key = _tables(models, world, layout), jax.random.key(seed)
     ranks = {part: _of_rank(table, world) for part, table in tables.items()}
     kinds, scales = {}, {}
@@ -140,6 +144,8 @@ def _filled(key: jax.Array, scale: jax.Array, kind: Kind) -> jax.Array:
         return (jax.random.normal(key, size) * scale).astype(kind.dtype)
 
     def write(index: jax.Array, array: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice_in_dim(array, part(jax.random.fold_in(key, index)), index * size[0], 0)
+        return lax.dynamic_update_slice_in_dim(
+            array, part(jax.random.fold_in(key, index)), index * size[0], 0
+        )
 
     return lax.fori_loop(0, parts, write, jnp.zeros(shape, kind.dtype))

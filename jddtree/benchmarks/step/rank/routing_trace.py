@@ -1,12 +1,13 @@
-"""Routing as a trained router does it: recorded from the bundled micro model's trees, mapped to the experts of K2.6.
+"""Routing as a trained router does it: recorded from the bundled micro model's trees, mapped to the experts
+of K2.6.
 
-routing_trace.npz holds rounds of budget 64 over the bundled prompts: tokens uint16 [rounds, rows], and experts
-uint8 [rounds, MoE layers, rows, k], the micro router's choice; `python -m jddtree.benchmarks.step.trace_recording`
-makes it again.
+routing_trace.npz holds rounds of budget 64 over the bundled prompts: tokens uint16 [rounds, rows], and
+experts uint8 [rounds, MoE layers, rows, k], the micro router's choice; `python -m
+jddtree.benchmarks.step.trace_recording` makes it again.
 
-The mapping keeps what rows share. An expert of the micro model stands for a block of experts, 24 of K2.6's 384, and a
-row takes two of each of its four blocks; which two follows from its token and the layer, so that rows of one token and
-one micro expert take the same. A layer of K2.6 uses layer l % 5 of the micro model.
+The mapping keeps what rows share. An expert of the micro model stands for a block of experts, 24 of K2.6's
+384, and a row takes two of each of its four blocks; which two follows from its token and the layer, so that
+rows of one token and one micro expert take the same. A layer of K2.6 uses layer l % 5 of the micro model.
 """
 
 from pathlib import Path
@@ -35,8 +36,9 @@ def load() -> Trace:
 
 
 def mapped(trace: Trace, layers: int, rows: int, experts: int, top_k: int, seed: int) -> np.ndarray:
-    """Experts int32 [layers, rows, top_k] of one round of the trace, which `seed` picks; rows beyond it are those of
-    the next rounds. UserError where the numbers of experts and choices are no multiples of the trace's.
+    """Experts int32 [layers, rows, top_k] of one round of the trace, which `seed` picks; rows beyond it are
+    those of the next rounds. UserError where the numbers of experts and choices are no multiples of the
+    trace's.
     """
     chosen = trace.experts.shape[-1]
     if experts % trace.experts_in_all or top_k % chosen:

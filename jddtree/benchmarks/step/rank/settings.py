@@ -21,9 +21,9 @@ ROOM = 1024  # tokens that the caches hold beyond the longest context, for the r
 
 @dataclass(frozen=True)
 class Settings:
-    """models: the configurations; stages: which to measure, "repeat" and "sweep" being checks; chunk: prompt tokens of
-    a prefill call; kernels: their implementation; threads: compile at a time; mesh: devices that run all
-    ranks, None for one that runs one of them; expert_layout: of the mesh.
+    """models: the configurations; stages: which to measure, "repeat" and "sweep" being checks; chunk: prompt
+    tokens of a prefill call; kernels: their implementation; threads: compile at a time; mesh: devices that
+    run all ranks, None for one that runs one of them; expert_layout: of the mesh.
     """
 
     models: Models
@@ -92,8 +92,12 @@ def _check_mesh(mesh: int | None, world: int, layout: str, experts: int | None) 
     if layout not in EXPERT_LAYOUTS:
         raise UserError(f"--expert-layout is {layout!r}, but must be of {','.join(EXPERT_LAYOUTS)}")
     if mesh is not None and (mesh != world or mesh < 2):
-        raise UserError(f"--mesh is {mesh} and --world {world}, but a mesh runs all ranks: give 2, 4 or 8 to both")
+        raise UserError(
+            f"--mesh is {mesh} and --world {world}, but a mesh runs all ranks: give 2, 4 or 8 to both"
+        )
     if mesh is None and layout != "tensor":
-        raise UserError(f"--expert-layout is {layout}, but one rank alone holds slices of experts; give --mesh")
+        raise UserError(
+            f"--expert-layout is {layout}, but one rank alone holds slices of experts; give --mesh"
+        )
     if experts is not None and experts % world:
         raise UserError(f"--experts is {experts}, but must be a multiple of the {world} ranks")
