@@ -15,7 +15,9 @@ import pytest
 
 # Level 1 and the older emitters of fusions compile in a third of the time, and what they make runs as fast.
 COMPILE_FLAGS = "--xla_backend_optimization_level=1 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-FLAGS = f"--xla_force_host_platform_device_count=8 {COMPILE_FLAGS}"
+# Ranks wait for one another as long as a busy machine takes: after 40 s XLA would end a process whose ranks come late.
+PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600 --xla_cpu_collective_timeout_seconds=600"
+FLAGS = f"--xla_force_host_platform_device_count=8 {COMPILE_FLAGS} {PATIENCE}"
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 if FLAGS not in os.environ.get("XLA_FLAGS", ""):  # a worker inherits them; twice would be another key of the cache
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
