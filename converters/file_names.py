@@ -11,9 +11,8 @@ NAME_BYTES = 1024
 
 def inside(name: object) -> bool:
     """Whether this is a relative path, in plain form, that does not leave its folder."""
-    if (
-        not isinstance(name, str) or not name.isprintable()
-    ):  # neither line ends, NUL nor half of a surrogate pair
+    # Neither line ends, NUL nor half of a surrogate pair.
+    if not isinstance(name, str) or not name.isprintable():
         return False
     parts = name.split("/")
     plain = not {"", ".", ".."} & set(parts)

@@ -77,9 +77,8 @@ def load_arrays(
     placed = placed or reader.table
     shardings = {path: _sharding(sharding_of, path, entry) for path, entry in placed.items()}
     work = [part for path, sharding in shardings.items() for part in _slices(placed, path, sharding)]
-    work.sort(
-        key=lambda part: -_nbytes(placed, part, dtype)
-    )  # long ones first: none is left to the end alone
+    # Long ones first: none is left to the end alone.
+    work.sort(key=lambda part: -_nbytes(placed, part, dtype))
     meter = _Meter(progress, sum(_nbytes(placed, part, dtype) for part in work))
     held: dict[str, list[jax.Array]] = {path: [] for path in shardings}
     with ThreadPoolExecutor(SLICES) as pool, ThreadPoolExecutor(workers()) as readers:

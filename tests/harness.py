@@ -116,9 +116,8 @@ def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tup
     target = SimpleNamespace(
         embed=lambda ids: ids, head=lambda _: logits, vocabulary=Vocabulary(logits.shape[-1])
     )
-    drafter = DFlashProposer(
-        config, lambda *_: None, target
-    )  # its network is not asked: the head answers for it
+    # Its network is not asked: the head answers for it.
+    drafter = DFlashProposer(config, lambda *_: None, target)
     program = SimpleNamespace(capacity=SimpleNamespace(candidates=count))
     models = SimpleNamespace(program=program, target=target, drafter=drafter)
     empty = jnp.zeros(batch, jnp.int32)

@@ -117,9 +117,8 @@ def choose_counts(
     value = jnp.where(nodes, chance[:, 1:], 0.0)
     # A node may be likelier than one before it, but is bought after it: rank by the least chance so far.
     rank = jnp.where(nodes, jax.lax.cummin(value, axis=1), -1.0).ravel()
-    order = (
-        jnp.argsort(-rank, stable=True) if batch > 1 else jnp.arange(width - 1)
-    )  # one sequence's are in order
+    # One sequence's are in order.
+    order = jnp.argsort(-rank, stable=True) if batch > 1 else jnp.arange(width - 1)
     gained = jnp.concatenate([jnp.zeros(1), jnp.cumsum(jnp.take(value.ravel(), order))])
     bought = jnp.arange(gained.shape[0], dtype=jnp.int32)
     seconds = jnp.take(curve, rows + bought, mode="clip") + draft

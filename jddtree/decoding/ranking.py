@@ -30,9 +30,8 @@ def by_sorting(scores: jax.Array, count: int) -> jax.Array:
 
 def by_counting(scores: jax.Array, count: int) -> jax.Array:
     """`best` by comparisons and sums."""
-    scores = lax.optimization_barrier(
-        scores
-    )  # read once for every other score: never to be computed there again
+    # Read once for every other score: never to be computed there again.
+    scores = lax.optimization_barrier(scores)
     index = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
     if scores.shape[1] <= DIRECT or 2 * count > BLOCK:
         return _by_place(_ahead(scores), index, count)

@@ -116,9 +116,8 @@ def build(
     sees = _lines(jnp.where(is_root, -1, prefix), table) & valid[:, :, None] & valid[:, None]
     return Tree(
         rows(root[:, None], tokens, 0),
-        jnp.where(sees & (row[:, None] < row[:, :, None]), row[:, None], -1).max(
-            -1
-        ),  # the last of its ancestors
+        # The last of its ancestors.
+        jnp.where(sees & (row[:, None] < row[:, :, None]), row[:, None], -1).max(-1),
         rows(0, jnp.take(jnp.asarray(table.depths), prefix), 0),
         valid,
         rows(0.0, score, -jnp.inf),

@@ -143,9 +143,8 @@ class Scheduler:
         ]
 
     def _dispatch(self) -> list[Event]:
-        assert (
-            self._state is not None and self._controls is not None
-        )  # a slot is taken, so something was admitted
+        # A slot is taken, so something was admitted.
+        assert self._state is not None and self._controls is not None
         begun = time.perf_counter()
         if self._abandoned:
             self._state = self.engine.release(self._state, self._abandoned)

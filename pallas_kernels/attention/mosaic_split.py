@@ -129,9 +129,8 @@ class Program:
         maximum, total = lax.fori_loop(self.open_count, self.count, self.masked_block, carry)
         self.results.maximum.at[self.split, self.tile][...] = maximum
         self.results.total.at[self.split, self.tile][...] = total
-        plgpu.barrier_wait(
-            self.scratch.weights_free
-        )  # every completed phase is observed (the interpreter insists)
+        # Every completed phase is observed (the interpreter insists).
+        plgpu.barrier_wait(self.scratch.weights_free)
 
     def open_block(self, block: jax.Array, carry: Statistics) -> Statistics:
         """A block that is all committed keys."""

@@ -41,9 +41,8 @@ LANES = 32
 TOKENS = 8  # columns of one tensor core operand
 MAGIC = 0x43004300  # two bf16 128.0
 
-Group = tuple[
-    jax.Array, jax.Array, tuple[jax.Array, ...]
-]  # words, scale [units * 32 rows, 8], x of each column set
+# Words, scale [units * 32 rows, 8], x of each column set.
+Group = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]
 
 
 def iota(size: int) -> jax.Array:

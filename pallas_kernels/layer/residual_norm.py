@@ -103,9 +103,8 @@ def _residual_norm_triton(
 
 def _kernel(x_ref: Any, norms_ref: Any, layer_ref: Any, *refs: Any, what: Operands) -> None:
     partial_refs = refs[: what.partial_sums]
-    other_refs = refs[
-        what.partial_sums :
-    ]  # rows and counts of experts, slots and buffer of taps, then the results
+    # Rows and counts of experts, slots and buffer of taps, then the results.
+    other_refs = refs[what.partial_sums :]
     out_ref, normed_ref = refs[-3:-1] if what.tapped else refs[-2:]
     row = pl.program_id(0)
     layer = layer_ref[0]

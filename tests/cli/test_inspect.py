@@ -146,9 +146,8 @@ def test_kimi_drafter_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     answer = inspect(tmp_path)
     norms = 6 * (2 * 7168 + 2 * 128) + 2 * 7168
-    assert (
-        answer["parameters"]["total"] == 3_479_175_168 + norms
-    )  # facts/dflash_ddtree.md, 1.3, counts matrices only
+    # Facts/dflash_ddtree.md, 1.3, counts matrices only.
+    assert answer["parameters"]["total"] == 3_479_175_168 + norms
     assert answer["tensors"] == {"expected": 69, "found": None, "index_bytes": None}
     assert answer["memory"]["cache_bytes_per_token"] == 24 * 1024
     assert answer["bytes"]["taps"] == 7168 * 43008 * 2

@@ -84,9 +84,8 @@ def test_frequencies_and_tables_are_the_reference(arrays, pair, name: str) -> No
     rope = getattr(pair, name).rope
     np.testing.assert_allclose(inverse_frequencies(rope), arrays[f"{name}.inv_freq"], rtol=1e-6)
     half = rope.dim // 2
-    allowed = (
-        1e-6 + arrays["positions"][:, None] * 2.0**-22
-    )  # an angle is off by two units in its frequency's last place
+    # An angle is off by two units in its frequency's last place.
+    allowed = 1e-6 + arrays["positions"][:, None] * 2.0**-22
     for found, kind in zip(tables(rope, jnp.asarray(arrays["positions"])), ("cos", "sin"), strict=True):
         both_halves = arrays[f"{name}.{kind}"]
         assert (np.abs(found - both_halves[:, :half]) <= allowed).all()

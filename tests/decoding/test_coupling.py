@@ -47,9 +47,8 @@ def test_a_drafter_as_good_as_the_target_proposes_exactly_what_it_samples(seed, 
     wanted = np.asarray(_choose(logits, POSITIONS, options))
     best = np.asarray(coupled).argmax(-1)
     margin = -np.diff(np.sort(np.asarray(coupled), axis=-1)[..., [-1, -2]])[..., 0]
-    assert (
-        (best == wanted) | (np.abs(margin) < 1e-4)
-    ).all()  # the two forms round differently where two are as good
+    # The two forms round differently where two are as good.
+    assert ((best == wanted) | (np.abs(margin) < 1e-4)).all()
 
 
 def test_scores_are_the_log_softmax_of_logits_and_noise_over_tau() -> None:

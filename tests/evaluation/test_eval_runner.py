@@ -487,9 +487,8 @@ def test_command_draws_what_the_trees_brought(command, monkeypatch, tmp_path):
     (real,) = [row for row in found["rounds"] if row["table"] == "real"]
     assert real["budget"] == 8 and real["same_text"] and real["rounds"] == whole["rounds"]
     (samples,) = (tmp_path / "out").glob("samples_*")
-    written = [
-        row["tokens"] - 1 for row in read_rows(samples) if row["doc_id"] != 1
-    ]  # the report knows no stop string
+    # The report knows no stop string.
+    written = [row["tokens"] - 1 for row in read_rows(samples) if row["doc_id"] != 1]
     assert whole["tokens"] >= sum(written) + 1
     saved = json.loads((tmp_path / "pictures" / "speculation.json").read_text())
     assert saved["rows"] == found["rounds"] and len(list((tmp_path / "pictures").glob("*.png"))) == 6

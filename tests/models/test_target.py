@@ -85,29 +85,42 @@ def layered(pair, texts):
         return x + block.addends.total(x.dtype), latents[place.layer]
 
     @jax.jit
-    def run(weights, tokens, counts):
-        target, rows = Target(config, weights), rows_of(counts, tokens.shape[1])
-        x = jnp.where(rows.valid[..., None], target.embed(tokens), 0)
-        found = {"embed": x}
-        view = view_of(rows, config, config.num_attention_heads)
-        cache = empty_cache(config, tokens.shape[0], jnp.float32)
-        dense, moe = target.dense, RecordingLayers(config, weights["moe"], target.kernels, target.moe.experts)
-        for index in range(config.num_hidden_layers):
-            first = config.first_k_dense_replace
-            layers, first = (dense, 0) if index < first else (moe, first)
-            place = Place(jnp.int32(index), first)
-            flat, latents = block(layers, x.reshape(-1, config.hidden_size), view, cache, place)
-            x = flat.reshape(x.shape)
-            latent, key = jnp.split(latents, [config.kv_lora_rank], axis=-1)
-            found |= {f"layer.{index}": x, f"cache.{index}.latent": latent, f"cache.{index}.k_rope": key}
-        normed = rms_norm(x, target.ends.norm, config.rms_norm_eps)
-        for index, routing in enumerate(routings, config.first_k_dense_replace):
-            by_text = jax.tree.map(lambda array: array.reshape(*tokens.shape, -1), routing)
-            found |= {f"router.{index}.{name}": array for name, array in by_text._asdict().items()}
-        return found | {"final_norm": normed, "logits": target.head(normed)}
+    def embed(weights, tokens, counts):
+        return jnp.where(
+            rows_of(counts, tokens.shape[1]).valid[..., None], Target(config, weights).embed(tokens), 0
+        )
 
+    @partial(jax.jit, static_argnums=0)
+    def layer(kind, weights, x, counts, index):
+        """Residual stream [B, T, H] after a layer of a kind, the layer's cache rows, and what its router chose"""
+        target, rows = Target(config, weights), rows_of(counts, x.shape[1])
+        view = view_of(rows, config, config.num_attention_heads)
+        cache = empty_cache(config, x.shape[0], jnp.float32)
+        moe = RecordingLayers(config, weights["moe"], target.kernels, target.moe.experts)
+        layers, first = {"dense": (target.dense, 0), "moe": (moe, config.first_k_dense_replace)}[kind]
+        flat, latents = block(layers, x.reshape(-1, config.hidden_size), view, cache, Place(index, first))
+        by_text = [jax.tree.map(lambda array: array.reshape(*x.shape[:2], -1), one) for one in routings]
+        routings.clear()
+        return flat.reshape(x.shape), latents, by_text
+
+    @jax.jit
+    def head(weights, x):
+        target = Target(config, weights)
+        normed = rms_norm(x, target.ends.norm, config.rms_norm_eps)
+        return {"final_norm": normed, "logits": target.head(normed)}
+
+    weights = pair.weights["target"]
     tokens, counts = padded([text["input_ids"] for text in texts])
-    found = run(pair.weights["target"], tokens, counts)
+    x = embed(weights, tokens, counts)
+    found = {"embed": x}
+    for index in range(config.num_hidden_layers):
+        kind = "dense" if index < config.first_k_dense_replace else "moe"
+        x, latents, routing = layer(kind, weights, x, counts, jnp.int32(index))
+        latent, key = jnp.split(latents, [config.kv_lora_rank], axis=-1)
+        found |= {f"layer.{index}": x, f"cache.{index}.latent": latent, f"cache.{index}.k_rope": key}
+        for one in routing:
+            found |= {f"router.{index}.{name}": array for name, array in one._asdict().items()}
+    found |= head(weights, x)
     return [{name: np.asarray(array)[b, : counts[b]] for name, array in found.items()} for b in TEXTS]
 
 
@@ -123,9 +136,8 @@ def test_hidden_states_and_logits_are_the_reference(layered, texts, text: int) -
     assert {"logits", "layer.5"} <= set(compared)
     for name in compared:
         wanted = texts[text][name]
-        close(
-            layered[text][name][-len(wanted) :], wanted, name
-        )  # the bundled copy of the longest text has its end only
+        # The bundled copy of the longest text has its end only.
+        close(layered[text][name][-len(wanted) :], wanted, name)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -179,9 +179,8 @@ class TestTreeAttention:
     def test_large_scores_do_not_overflow(self, implementation: str) -> None:
         case = random_case(implementation, 18)
         loud = case._replace(queries=case.queries * case.queries.dtype.type(200))
-        tolerance = (
-            2e-3 if case.queries.dtype == np.float32 else 2e-2
-        )  # the result itself is rounded to bfloat16
+        # The result itself is rounded to bfloat16.
+        tolerance = 2e-3 if case.queries.dtype == np.float32 else 2e-2
         np.testing.assert_allclose(
             np.asarray(attend(loud, implementation), np.float32), dense(loud), atol=tolerance
         )

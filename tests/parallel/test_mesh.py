@@ -85,7 +85,7 @@ def test_sampling_is_the_same_on_every_mesh(engine, alone, monkeypatch):
     """Position-keyed noise is made per id, so a rank's slice of it is the same numbers, in the draft too."""
     for one in (engine, alone):
         monkeypatch.setattr(one, "costs", CostTable((Curve(0, (1, 33), (1.0, 5.0)),), 0.1, "made up"))
-    request = Request([1024, 542, 283], 40, "ddtree", 16, temperature=0.8, top_p=0.9, seed=3)
+    request = Request([1024, 542, 283], 20, "ddtree", 16, temperature=0.8, top_p=0.9, seed=3)
     split, whole = (decode(one, [request, replace(request, auto=True)]) for one in (engine, alone))
     assert split == whole and split[0].tokens == split[1].tokens
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import COMPILE_FLAGS, ROOT
+from conftest import COMPILE_FLAGS, PATIENCE, ROOT
 
 
 def free_port():
@@ -21,7 +21,7 @@ def free_port():
 def run_both(command, *arguments, second=()):
     """Start both processes of `run.py COMMAND --json`; returns (code, stdout, stderr) of each."""
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {COMPILE_FLAGS}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {COMPILE_FLAGS} {PATIENCE}",
         "JAX_PLATFORMS": "cpu",
     }
     port, running = free_port(), []

@@ -113,10 +113,11 @@ OWN_PROCESS = {
 # Refused with these values of the second argument: who gets a file's signals, leases, and a terminal's input.
 COMMANDS = {
     "fcntl": ((72, 25), (8, 10, 15, 1024)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE
+    # FIOSETOWN, SIOC- and TIOCSPGRP, TIOCSCTTY, TIOCSTI.
     "ioctl": (
         (16, 29),
         (0x8901, 0x8902, 0x5410, 0x540E, 0x5412),
-    ),  # FIOSETOWN, SIOC- and TIOCSPGRP, TIOCSCTTY, TIOCSTI
+    ),
 }
 CLONE, CLONE3 = (56, 220), 435
 

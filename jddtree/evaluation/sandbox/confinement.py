@@ -57,9 +57,8 @@ def enter_namespaces(libc: ctypes.CDLL) -> list[str]:
     if not hasattr(libc, "unshare"):
         return []
     if libc.unshare(NEW_USER | NEW_NETWORK | NEW_PROCESSES | NEW_MEMORY) == 0:
-        go_on_in_child(
-            libc
-        )  # the first process of the namespace: it ignores signals, and all others end with it
+        # The first process of the namespace: it ignores signals, and all others end with it.
+        go_on_in_child(libc)
         go_on_in_child(libc)
         return ["network namespace", "process namespace"]
     return ["network namespace"] if libc.unshare(NEW_USER | NEW_NETWORK) == 0 else []

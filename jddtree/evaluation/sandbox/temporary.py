@@ -16,9 +16,8 @@ from itertools import count
 def temporary_folder(prefix: str) -> Iterator[str]:
     """The path of a new empty folder; at the end it is removed."""
     path = tempfile.mkdtemp(prefix=prefix)
-    folder = os.open(
-        path, os.O_RDONLY | os.O_DIRECTORY
-    )  # the folder itself, whatever its path leads to later
+    # The folder itself, whatever its path leads to later.
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield path
     finally:

@@ -91,9 +91,8 @@ def reliability(rounds: Sequence[Round], part: str, edges: Sequence[float] = EDG
 
 
 def _bins(predicted: np.ndarray, right: np.ndarray, part: str, edges: Sequence[float]) -> list[Row]:
-    place = np.clip(
-        np.searchsorted(edges, predicted, side="left") - 1, 0, len(edges) - 2
-    )  # exp(0 + rounding) > 1
+    # Exp(0 + rounding) > 1.
+    place = np.clip(np.searchsorted(edges, predicted, side="left") - 1, 0, len(edges) - 2)
     rows: list[Row] = []
     for index, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
         here = place == index

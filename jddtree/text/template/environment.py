@@ -162,9 +162,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if operator == "%":
             left = tracked(left)
         if operator == "%" and isinstance(left, Markup):
-            join_texts(
-                "", percent_pieces(str.__str__(left), right)
-            )  # Raises TemplateLimit where Markup would not.
+            # Raises TemplateLimit where Markup would not.
+            join_texts("", percent_pieces(str.__str__(left), right))
         result = super().call_binop(context, operator, left, right)
         return self._thread.budget.admit_sum(left, right, result) if operator == "+" else self.admit(result)
 

@@ -157,9 +157,8 @@ class OriginText(str):
         """
         check_size(NODE_SIZE * len(parts))
         if WRITTEN not in self._origin:
-            return list(
-                map(str.__str__, parts)
-            )  # The separator that `partition` gives back is the argument itself.
+            # The separator that `partition` gives back is the argument itself.
+            return list(map(str.__str__, parts))
         pieces: list[str] = []
         cursor = 0
         for part in parts:
