@@ -17,29 +17,21 @@ import pytest
 COMPILE_FLAGS = (
     "--xla_backend_optimization_level=1 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 )
-    "--xla_backend_optimization_level=1 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-)
-# Ranks wait for one another as long as a busy machine takes: XLA would end a process whose ranks come 40 s late.
+# Ranks wait for one another as long as a busy machine takes: XLA would end a process 40 s too late.
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600 --xla_cpu_collective_timeout_seconds=600"
 FLAGS = f"--xla_force_host_platform_device_count=8 {COMPILE_FLAGS} {PATIENCE}"
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 # A worker inherits them; twice would be another key of the cache.
-if FLAGS not in os.environ.get(
-    "XLA_FLAGS", ""
-):
+if FLAGS not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Else workers and the commands that tests start would compile the same programs again.
-if (
-    CACHE not in os.environ
-):
+if CACHE not in os.environ:
     os.environ[CACHE] = tempfile.mkdtemp(prefix="jddtree-xla-")
     atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Of NumPy: threads of two workers wait for one another, spinning.
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

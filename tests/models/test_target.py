@@ -92,7 +92,8 @@ def layered(pair, texts):
 
     @partial(jax.jit, static_argnums=0)
     def layer(kind, weights, x, counts, index):
-        """Residual stream [B, T, H] after a layer of a kind, the layer's cache rows, and what its router chose"""
+        """Residual stream [B, T, H] after a layer of a kind, the layer's cache rows, and what its "
+        "router chose"""
         target, rows = Target(config, weights), rows_of(counts, x.shape[1])
         view = view_of(rows, config, config.num_attention_heads)
         cache = empty_cache(config, x.shape[0], jnp.float32)
