@@ -6,6 +6,7 @@ Everything in a request is data: nothing compiles when it changes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from jddtree.decoding.budget import Economy
@@ -157,3 +158,12 @@ def check_numbers(request: Request) -> None:
         raise UserError(
             f"--seed is {request.seed} (sequence {request.sequence}), but must be 0 to {2**32 - 1}"
         )
+
+
+def merged_controls(fresh: np.ndarray, old: Controls, new: Controls) -> Controls:
+    """New controls for the sequences in bool `fresh` [B]; the others keep theirs. Costs are of all and new"""
+    pick = lambda old, new: np.where(fresh.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+    costs = new.economy.costs
+    own = lambda controls: controls._replace(economy=controls.economy._replace(costs=()))
+    merged = jax.tree.map(pick, own(old), own(new))
+    return merged._replace(economy=merged.economy._replace(costs=costs))
