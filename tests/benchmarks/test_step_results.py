@@ -11,6 +11,7 @@ from jddtree.benchmarks.step.account import extrapolation, waterfall
 from jddtree.benchmarks.step.account import floor as step_floor
 from jddtree.benchmarks.step.account import tables as step_table
 from jddtree.benchmarks.step.rank import presets as step_presets
+from jddtree.decoding.engine import Dispatch, Engine
 from jddtree.errors import UserError
 
 BFLOAT16 = jnp.dtype("bfloat16")
@@ -103,7 +104,9 @@ class ScriptedEngine:
             tokens.append([state, state + 1, state + 2][: 14 - state])
             state += 3
         many, finish = len(tokens), None if state < 14 else "length"
-        return state, SimpleNamespace(tokens=[tokens], nodes=[[8] * many], plans=[[(2.5, 0.0)] * many], finish=[finish])
+        return state, Dispatch([tokens], [[8] * many], [[(2.5, 0.0)] * many], [finish])
+
+    decode = Engine.decode
 
 
 def test_decoding_counts_tokens_rounds_and_gaps():

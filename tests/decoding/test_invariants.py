@@ -12,7 +12,7 @@ from harness import SMALL, close, compilations, decode, finish_batch
 
 import jddtree.decoding.engine as engine_module
 import jddtree.decoding.sampling as sampling_module
-import jddtree.models.mla as mla_module
+import pallas_kernels.attention.api as attention_module
 from jddtree.decoding import rounds, stages
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.program import Program
@@ -272,12 +272,12 @@ def test_invariant_5_padding_never_leaks(small, cases) -> None:
 
 
 def test_invariant_5_breaks_when_attention_reads_past_the_length(small, cases, monkeypatch) -> None:
-    attention = mla_module.tree_attention
+    attention = attention_module.tree_attention
 
     def whole_cache(queries, cache, layer, lengths, *rest, **options):
         return attention(queries, cache, layer, jnp.full_like(lengths, cache.shape[2]), *rest, **options)
 
-    monkeypatch.setattr(mla_module, "tree_attention", whole_cache)
+    monkeypatch.setattr(attention_module, "tree_attention", whole_cache)
     broken = rebuilt(small)
     with pytest.raises((AssertionError, engine_module.UserError)):
         check_nan_changes_nothing(broken, cases)
@@ -346,12 +346,12 @@ def test_invariant_6_lengths_live_on_the_device(small, cases) -> None:
 
 def test_invariant_6_breaks_when_a_length_is_captured(small, cases, monkeypatch) -> None:
     """As in an engine that froze the key count of the prefill into its graph."""
-    attention, captured = mla_module.tree_attention, [len(case["prompt"]["ids"]) for case in cases[:SEQUENCES]]
+    attention, captured = attention_module.tree_attention, [len(case["prompt"]["ids"]) for case in cases[:SEQUENCES]]
 
     def frozen(queries, cache, layer, lengths, *rest, **options):
         return attention(queries, cache, layer, jnp.array(captured, jnp.int32), *rest, **options)
 
-    monkeypatch.setattr(mla_module, "tree_attention", frozen)
+    monkeypatch.setattr(attention_module, "tree_attention", frozen)
     broken = rebuilt(small)
     with pytest.raises(AssertionError):
         check_lengths_are_read_on_the_device(broken, small, cases)
