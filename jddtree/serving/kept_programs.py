@@ -2,8 +2,8 @@
 
 JAX's own cache is asked after tracing and lowering, which take most of a warm start. A file here is named
 after all that a program follows from: shapes, configurations, versions, device, processor, XLA's flags and
-the sources of this package. Files are trusted like those of JAX's cache: they stand in the user's own folder, and
-loading runs them.
+the sources of this package. Files are trusted as those of JAX's cache are: they stand in the user's own
+folder, and loading runs them.
 """
 
 import hashlib

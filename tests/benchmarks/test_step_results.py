@@ -35,10 +35,18 @@ def measured(tokens, context, touched, time_ms):
         "x": 100.0,
     }
     return [
-        size | {"stage": "roofline", "floor_of": "verify", "floor_ms": floor}
+        size
+        | {"stage": "roofline", "floor_of": "verify", "floor_ms": floor}
         | {"megabytes": {name: number / 1e6 for name, number in parts.items()}},
-        size | {"stage": "verify", "time_ms": time_ms, "floor_ms": floor, "ratio": time_ms / floor, "kernels": kernels},
-    ]  # fmt: skip
+        size
+        | {
+            "stage": "verify",
+            "time_ms": time_ms,
+            "floor_ms": floor,
+            "ratio": time_ms / floor,
+            "kernels": kernels,
+        },
+    ]
 
 
 def test_the_parts_of_a_pass_add_up():
@@ -50,10 +58,12 @@ def test_the_parts_of_a_pass_add_up():
     assert (
         found["between kernels"]["ms"] == pytest.approx(0.5) and found["between kernels"]["floor_ms"] is None
     )
-    assert (
-        found["other kernels"]["ms"] == pytest.approx(0.1) and found["router and shared expert"]["ms"] == 0.6
+    assert found["other"]["ms"] == pytest.approx(0.1) and found["router and shared expert"]["ms"] == 0.6
+    size = rows[0]["megabytes"]
+    assert found["other"]["floor_ms"] == pytest.approx(
+        (size["dense"] + size["head"]) * 1e9 / step_floor.PEER_RATE
     )
-    latents = rows[0]["megabytes"]["latents"] * 1e9 / step_floor.PEER_RATE
+    latents = size["latents"] * 1e9 / step_floor.PEER_RATE
     floors = sum(row["floor_ms"] or 0 for row in found.values())
     assert floors - latents == pytest.approx(rows[1]["floor_ms"])
     with pytest.raises(UserError, match="no verify of 9 tokens"):
@@ -96,7 +106,41 @@ def test_tables_of_the_results():
     assert [line.split("|")[2].strip() for line in step_table.stages(rows).splitlines()[2:]] == ["1", "33"]
     heading, _, *lines = step_table.roofline(rows).splitlines()
     assert "1 token " in heading and "33 tokens" in heading and lines[-1].split("|")[2].strip() == "1.5"
-    assert len(step_table.parts(rows, 33, 4096).splitlines()) == 2 + 9
+    assert len(step_table.parts(rows, 33, 4096).splitlines()) == 2 + 7
+
+
+def test_a_pass_beside_the_composed_one():
+    """Three sizes joined by number of rows, and how many times as fast; a size that was not measured is an
+    error.
+    """
+    rows = [
+        row
+        for tokens, touched in ((33, 193), (1, 8), (9, 66))
+        for row in measured(tokens, 4096, touched, 10.0)
+    ]
+    size = {"stage": "verify", "context": 4096, "routing": "uniform"}
+    peers = [
+        size | {"tokens": tokens, "time_ms": time} for tokens, time in ((1, 25.0), (9, 20.0), (33, 30.0))
+    ]
+    _, _, *lines, empty, said = step_table.beside_peer(rows, peers).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells == [
+        ["1", "10.00", "25.00", "2.50"],
+        ["9", "10.00", "20.00", "2.00"],
+        ["33", "10.00", "30.00", "3.00"],
+    ]
+    assert not empty and "2.0 to 3.0 times as fast" in said
+    with pytest.raises(UserError, match="no verify of 9 tokens"):
+        step_table.beside_peer(rows, [peers[0], peers[2]])
+
+
+def test_the_short_table_of_stages():
+    """What was timed at the shortest context with uniform routing, and no ceilings."""
+    zipf = measured(9, 4096, 66, 8.0)[1] | {"routing": "zipf"}
+    ceiling = {"stage": "ceiling", "time_us": 1.0}
+    rows = [ceiling, *measured(33, 131072, 193, 24.0), *measured(33, 4096, 193, 14.0), zipf]
+    (line,) = step_table.shortest(rows).splitlines()[2:]
+    assert [cell.strip() for cell in line.split("|")][1:4] == ["verify", "33", "4096"]
 
 
 # ---- Decoding ----

@@ -36,9 +36,8 @@ def rebuilt(engine: Engine) -> Engine:
     other = copy.copy(engine)
     function = jax.jit(partial(rounds.run_rounds, engine.program), donate_argnums=1)
     lowered = function.lower(engine.weights, engine.abstract_state(), engine.abstract_controls())
-    other._rounds = lowered.compile(
-        compiler_options={"xla_backend_optimization_level": 0}
-    )  # it runs for a moment only
+    # It runs for a moment only.
+    other._rounds = lowered.compile(compiler_options={"xla_backend_optimization_level": 0})
     return other
 
 
@@ -87,8 +86,8 @@ def test_every_budget_from_0_to_64_under_one_compilation(wide, cases) -> None:
     """
     engine, made = wide
     assert len(made) == 3, made
-    wanted = cases[1]["tokens"][:16]
-    jobs = [request(cases, 1, max_tokens=16, budget=budget) for budget in range(65)]
+    wanted = cases[1]["tokens"][:9]
+    jobs = [request(cases, 1, max_tokens=9, budget=budget) for budget in range(65)]
     decode(engine, jobs[:1])
     with compilations() as events:
         runs = decode(engine, jobs)
@@ -96,7 +95,7 @@ def test_every_budget_from_0_to_64_under_one_compilation(wide, cases) -> None:
     assert [run.tokens for run in runs] == [wanted] * 65
     for budget, run in enumerate(runs):
         assert all(nodes == budget for nodes in run.nodes)
-    assert len(runs[64].lengths) <= len(runs[8].lengths) < len(runs[0].lengths) == 15
+    assert len(runs[64].lengths) <= len(runs[8].lengths) < len(runs[0].lengths) == 8
 
 
 # 2. Block rows and tree rows are separate constants.
@@ -248,7 +247,7 @@ def test_invariant_4_breaks_when_noise_belongs_to_tree_rows(small, cases, monkey
     broken = rebuilt(small)
     check_same_tokens(broken, small, cases)
     with pytest.raises(AssertionError):
-        check_same_tokens(broken, broken, cases, temperature=0.8, seed=7)
+        check_same_tokens(broken, broken, cases, temperature=0.8, seed=7, max_tokens=12)
 
 
 def test_invariant_4_breaks_when_the_walk_accepts_without_a_match(small, cases, monkeypatch) -> None:
@@ -371,10 +370,11 @@ def check_lengths_are_read_on_the_device(engine: Engine, plain: Engine, cases) -
         lengths = np.array([len(job.prompt) + kept - 1 for job in jobs], np.int32)
         roots = np.array([run.tokens[kept - 1] for run in runs], np.int32)
         back = jax.tree.map(lambda array: jax.device_put(np.array(array)), state)._replace(
-            root=jax.device_put(roots), length=jax.device_put(lengths),
+            root=jax.device_put(roots),
+            length=jax.device_put(lengths),
             emitted=jax.device_put(np.full(SEQUENCES, kept, np.int32)),
             finish=jax.device_put(np.full(SEQUENCES, RUNNING, np.int32)),
-        )  # fmt: skip
+        )
         texts, finish = [[] for _ in jobs], [None]
         while any(end is None for end in finish):
             back, dispatch = engine.run(back, engine.controls(jobs))
