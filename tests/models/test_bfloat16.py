@@ -32,7 +32,7 @@ from rounded import Rounded, in_order, plain_weights
 
 from jddtree.decoding.engine import Request
 from jddtree.decoding.state import Capacity
-from jddtree.models import mla
+from jddtree.models import kernels
 
 RUNS = 12
 STUDENT = 5.453  # exceeded once in 10,000 with RUNS - 1 = 11 degrees of freedom
@@ -121,14 +121,14 @@ def accumulated_in_bfloat16(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 def plant(monkeypatch, columns: int) -> None:
     """bfloat16 sums in one product of whole-text passes, that of the attention's output, which has `columns`."""
-    right, score = mla.stack_matmul, harness._score.__wrapped__
+    right, score = kernels.stack_matmul, harness._score.__wrapped__
 
-    def stack_matmul(x, stacks, place, *settings):
+    def stack_matmul(x, stacks, place, *settings, **launch):
         if x.shape[1] != columns:
-            return right(x, stacks, place, *settings)
+            return right(x, stacks, place, *settings, **launch)
         return accumulated_in_bfloat16(x, place.of(stacks[0])).astype(jnp.float32)[None]
 
-    monkeypatch.setattr(mla, "stack_matmul", stack_matmul)
+    monkeypatch.setattr(kernels, "stack_matmul", stack_matmul)
     monkeypatch.setattr(harness, "_score", jax.jit(lambda *arguments: score(*arguments), static_argnums=(0, 1)))
 
 
