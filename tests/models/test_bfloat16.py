@@ -134,11 +134,12 @@ def plant(monkeypatch) -> None:
     right, score = LatentAttention.attend, harness._score.__wrapped__
 
     def attend(self, *arguments):
-        kernels, self.kernels = self.kernels, InBfloat16(self.kernels.implementation, self.kernels.axis)
+        kernels = self.kernels
+        vars(self)["kernels"] = InBfloat16(kernels.implementation, kernels.axis)  # past the module's own check
         try:
             return right(self, *arguments)
         finally:
-            self.kernels = kernels
+            vars(self)["kernels"] = kernels
 
     monkeypatch.setattr(LatentAttention, "attend", attend)
     monkeypatch.setattr(harness, "_score", jax.jit(lambda *arguments: score(*arguments), static_argnums=(0, 1)))
