@@ -26,6 +26,7 @@ from converters.storage.manifest import JOURNAL, MANIFEST, VERSION
 from converters.storage.store import Store, is_store
 from converters.synthetic import write_checkpoint, write_drafter
 from jddtree.cli.convert import run
+from jddtree.cli.options import ConvertOptions, QuietOptions
 from jddtree.config import TargetConfig
 from jddtree.errors import UserError
 
@@ -300,7 +301,7 @@ def test_dry_run_lists_missing_and_extra_tensors(tmp_path: Path, capsys) -> None
 
     folder = edit_folder(copy_folder(micro_target(), tmp_path), spoil)
     with pytest.raises(UserError, match=r"are not those that its config\.json needs: 1 tensor missing: "):
-        run(folder, micro_drafter(), tmp_path / "store", dry_run=True)
+        run(ConvertOptions(folder, tmp_path / "store", micro_drafter(), dry_run=True), QuietOptions())
     text = capsys.readouterr().out
     assert "  1 tensor missing: language_model.model.norm.weight\n" in text
     assert "  1 tensor unexpected: language_model.model.extra.weight\n" in text
@@ -504,12 +505,12 @@ def test_peak_memory_stays_far_below_a_layer(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_one_json_object(source, tmp_path: Path, capsys) -> None:
-    run(source[0], None, tmp_path / "store", json_output=True)
+    run(ConvertOptions(source[0], tmp_path / "store"), QuietOptions(json_output=True))
     values = json.loads(capsys.readouterr().out)
     assert (
         values["written_bytes"] == values["store_bytes"]
         and values["parts"]["target"]["skipped_tensors"] == 35
     )
-    run(source[0], None, tmp_path / "store", verify=True)
+    run(ConvertOptions(source[0], tmp_path / "store", verify=True), QuietOptions())
     out, err = capsys.readouterr()
     assert "all checksums are right" in out and "Verifying" in err

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import jddtree
 from converters.drafters import read_config
+from jddtree.decoding.costs import CostTable, Curve
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
@@ -104,9 +105,11 @@ def test_history_takes_the_rows_that_count():
 @pytest.fixture(scope="module")
 def engine(pair) -> Engine:
     capacity = Capacity(sequences=4, rows=17, candidates=8, context=384, rounds=4, chunk=64)
-    return Engine(
+    engine = Engine(
         Program(pair.target, NgramConfig(), capacity), {"target": pair.weights["target"]}, pair.dtype
     )
+    engine.costs = CostTable((Curve(0, (1, 17), (1.0, 2.0)),), 0.1, "made up")  # for a budget of auto
+    return engine
 
 
 WAYS = (

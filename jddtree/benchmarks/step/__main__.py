@@ -233,7 +233,7 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def _peers(path: Path | None) -> list[Row]:
-    from jddtree.benchmarks.peers.sources import rows_of
+    from jddtree.benchmarks.kernels.peer_times import rows_of
 
     try:
         peers = [{"routing": "uniform"} | peer for peer in rows_of(path, "step")]
