@@ -1,19 +1,22 @@
-"""DFlash (v1) drafter: Hugging Face tensors to the drafter's arrays.
+"""DFlash (v1) drafter: its parameter table, and Hugging Face tensors to its arrays.
 
 Names may carry the prefix `model.`; one or more shards. A drafter of another kind is refused by what it is called.
 Tensor names and shapes: the published Kimi drafters; embedding and head are the target's and not in the folder.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from converters.checkpoint import Array, Checkpoint, Progress, Report, differences, mismatch
+from converters.drafters import Format
 from converters.pieces import STORED, Block, Index, count_weights, layout, map_rows, memory_bytes, read_all, row_blocks
-from jddtree.config import DrafterConfig
+from jddtree.config import DFlashConfig, dflash_config
 from jddtree.errors import UserError
-from jddtree.models.parameters import drafter_parameters
+from jddtree.models.parameters import Parameter, gated_mlp, layer_stack
 
 PREFIX = "model."
 GLOBAL_NAMES = {"fc": "fc.weight", "hidden_norm": "hidden_norm.weight", "norm": "norm.weight"}
@@ -55,7 +58,29 @@ VARIANTS = {
 ALSO = {"weight": "F32"}  # drafters fresh from training; cast like the rest
 
 
-def expected_tensors(config: DrafterConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+def drafter_parameters(config: DFlashConfig) -> dict[str, Parameter]:
+    """The drafter's parameters by dotted path; embedding and head are the target's."""
+    hidden, dim = config.hidden_size, config.head_dim
+    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    group = dim * (config.num_attention_heads // config.num_key_value_heads)
+    layer = {
+        "input_norm": Parameter((hidden,)),
+        "q": Parameter((queries, hidden), split=0, unit=group),
+        "k": Parameter((keys, hidden), split=0, unit=dim),
+        "v": Parameter((keys, hidden), split=0, unit=dim),
+        "o": Parameter((hidden, queries), split=1, unit=group),
+        "q_norm": Parameter((dim,)),
+        "k_norm": Parameter((dim,)),
+        "post_norm": Parameter((hidden,)),
+    } | gated_mlp("mlp", hidden, config.intermediate_size)
+    return {
+        "fc": Parameter((hidden, hidden * len(config.target_layer_ids)), split=1),
+        "hidden_norm": Parameter((hidden,)),
+        "norm": Parameter((hidden,)),
+    } | layer_stack("layers", config.num_hidden_layers, layer)
+
+
+def expected_tensors(config: DFlashConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Every tensor of a drafter without prefix: name to (safetensors dtype, shape)."""
     return {
         name: ("BF16", table.shape if layer is None else table.shape[1:])
@@ -65,7 +90,7 @@ def expected_tensors(config: DrafterConfig) -> dict[str, tuple[str, tuple[int, .
 
 
 def load_drafter(
-    directory: Path, config: DrafterConfig, dtype: npt.DTypeLike, *, progress: Progress | None = None
+    directory: Path, config: DFlashConfig, dtype: npt.DTypeLike, *, progress: Progress | None = None
 ) -> tuple[dict[str, Array], Report]:
     """Read a drafter folder into the arrays of `drafter_parameters(config)`, by dotted path.
 
@@ -85,7 +110,7 @@ class DFlashReader:
     Raises UserError as `load_drafter`; the one with all faults not when `check` is False.
     """
 
-    def __init__(self, directory: Path, config: DrafterConfig, *, check: bool = True):
+    def __init__(self, directory: Path, config: DFlashConfig, *, check: bool = True):
         self.checkpoint, self.config, self.table = Checkpoint(directory), config, drafter_parameters(config)
         entries = self.checkpoint.entries
         self.prefix = PREFIX if any(name.startswith(PREFIX) for name in entries) else ""
@@ -130,7 +155,7 @@ class DFlashReader:
         return Report(self.checkpoint.shards, len(entries), parameters, size, memory, notes=self.checkpoint.notes)
 
 
-def _names(path: str, config: DrafterConfig) -> list[tuple[int | None, str]]:
+def _names(path: str, config: DFlashConfig) -> list[tuple[int | None, str]]:
     """(layer, tensor name) of each tensor that one array is stacked from."""
     if path in GLOBAL_NAMES:
         return [(None, GLOBAL_NAMES[path])]
@@ -148,7 +173,7 @@ def _check_variant(checkpoint: Checkpoint) -> None:
             )
 
 
-def _check_taps(checkpoint: Checkpoint, prefix: str, config: DrafterConfig) -> None:
+def _check_taps(checkpoint: Checkpoint, prefix: str, config: DFlashConfig) -> None:
     entry = checkpoint.entries.get(f"{prefix}fc.weight")
     taps, width = len(config.target_layer_ids), len(config.target_layer_ids) * config.hidden_size
     if entry is not None and len(entry.shape) == 2 and entry.shape[1] != width:
@@ -156,3 +181,30 @@ def _check_taps(checkpoint: Checkpoint, prefix: str, config: DrafterConfig) -> N
             f"{checkpoint.directory}: fc.weight has {entry.shape[1]} columns, but the {taps} target_layer_ids of "
             f"config.json need {width} ({taps} x hidden_size {config.hidden_size}); give the config of this drafter"
         )
+
+
+def _recognises(values: Mapping[str, Any]) -> bool:
+    """Whatever calls itself a drafter; the variants that DFlash v1 is not are refused by name when it is read"""
+    return "dflash_config" in values or any("Draft" in str(name) for name in values.get("architectures") or [])
+
+
+def _whole(config: DFlashConfig) -> dict[str, int]:
+    return {name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
+
+
+def _cached_numbers(config: DFlashConfig) -> int:
+    """A key and a value of every layer"""
+    return 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
+
+
+FORMAT = Format(
+    recognises=_recognises,
+    config=dflash_config,
+    parameters=drafter_parameters,
+    tensors=expected_tensors,
+    reader=DFlashReader,
+    prefix=PREFIX,
+    whole=_whole,
+    cached_numbers=_cached_numbers,
+    note="embedding and head are the target's; fc and norms are replicated",
+)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from converters.checkpoint import INDEX_NAME, mismatch
-from converters.dflash import DFlashReader
+from converters.drafters import DrafterReader, format_of, read_config
 from converters.kimi import KimiReader
 from converters.manifest import part_files
 from converters.pieces import BLOCK_BYTES, STORED, Block, TensorReader, in_file_order, layout
-from jddtree.config import check_pair, drafter_config, target_config
+from jddtree.config import check_pair, target_config
 
 COPIED = (  # where a folder has them
     "config.json",
@@ -91,9 +91,9 @@ def make_plan(target: Path, draft: Path | None = None) -> Plan:
     config = target_config(target)
     parts = [_part("target", target, KimiReader(target, config, check=False))]
     if draft is not None:
-        drafter = drafter_config(draft := Path(draft))
+        drafter = read_config(draft := Path(draft))
         check_pair(config, drafter)
-        parts.append(_part("drafter", draft, DFlashReader(draft, drafter, check=False)))
+        parts.append(_part("drafter", draft, format_of(drafter).reader(draft, drafter, check=False)))
     blocks = [] if any(part.faults for part in parts) else [(part, block) for part in parts for block in _ordered(part)]
     return Plan(tuple(parts), tuple(blocks))
 
@@ -133,7 +133,7 @@ def _changed_files(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _part(name: str, folder: Path, reader: KimiReader | DFlashReader) -> PartPlan:
+def _part(name: str, folder: Path, reader: KimiReader | DrafterReader) -> PartPlan:
     shards = reader.checkpoint.shards
     small = [file for file in (INDEX_NAME, *COPIED) if (folder / file).is_file()]
     sizes, stamps = _stamps(folder, (*shards, *small))
@@ -149,7 +149,7 @@ def _part(name: str, folder: Path, reader: KimiReader | DFlashReader) -> PartPla
     )
 
 
-def _size(reader: KimiReader | DFlashReader, path: str, sound: bool) -> int:
+def _size(reader: KimiReader | DrafterReader, path: str, sound: bool) -> int:
     """Bytes of one piece; of the usual type where the tensors cannot be trusted."""
     dtype = reader.stored(path) if sound else np.dtype(STORED[reader.table[path].dtype])
     return math.prod(layout(reader.table, path).shape) * dtype.itemsize

@@ -22,11 +22,12 @@ import numpy.typing as npt
 
 from converters.checkpoint import Array, Progress, Report
 from converters.crc import crc32
+from converters.drafters import format_of, read_config
 from converters.manifest import DTYPES, JOURNAL, MANIFEST, Part, file_name, read_manifest
 from converters.pieces import Index, Table, count_weights, layout, memory_bytes, prefetch, workers
-from jddtree.config import drafter_config, target_config
+from jddtree.config import target_config
 from jddtree.errors import UserError
-from jddtree.models.parameters import drafter_parameters, target_parameters
+from jddtree.models.parameters import target_parameters
 
 READ_BYTES = 8 << 20
 LISTED = 4  # file names in one error
@@ -60,7 +61,7 @@ class Store:
         if part == "target":
             table = target_parameters(target_config(folder))
         else:
-            table = drafter_parameters(drafter_config(folder))
+            table = format_of(config := read_config(folder)).parameters(config)
         found = {path: shape for path, (shape, _) in self.parts[part].parameters.items()}
         if found != {path: entry.shape for path, entry in table.items()}:
             raise UserError(f"{folder / 'config.json'} describes another model than {MANIFEST}; convert again")

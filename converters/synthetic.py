@@ -20,7 +20,7 @@ from converters.checkpoint import Progress
 from converters.dflash import expected_tensors as drafter_tensors
 from converters.kimi import PREFIX, expected_tensors
 from converters.random_tensors import Tensor, write_shards
-from jddtree.config import DrafterConfig, TargetConfig, drafter_config, read_json, target_config
+from jddtree.config import DFlashConfig, TargetConfig, dflash_config, read_json, target_config
 from jddtree.errors import UserError
 
 COPIED = ("tiktoken.model", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -100,7 +100,7 @@ def write_drafter(
     *,
     shards: int = 1,
     progress: Progress | None = None,
-) -> DrafterConfig:
+) -> DFlashConfig:
     """Write a random DFlash (v1) drafter for a target into a new or empty folder and return its configuration.
 
     config: values that replace those of the bundled drafter's config.json; `target_layer_ids` and `mask_token_id` too.
@@ -118,7 +118,7 @@ def write_drafter(
     layers = values["num_hidden_layers"]
     values |= {"layer_types": ["full_attention"] * layers, "max_window_layers": layers}
     _write_json(directory / "config.json", values)
-    made = drafter_config(directory)
+    made = dflash_config(directory)
     tensors = [Tensor(name, dtype, shape) for name, (dtype, shape) in sorted(drafter_tensors(made).items())]
     write_shards(directory, tensors, seed, shards, progress)
     return made

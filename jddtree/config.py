@@ -4,19 +4,21 @@ Nothing falls back silently: a field without a value in the file either has no e
 with a `UserError` that names the field. Field names are the Hugging Face ones, so that a reader finds them in the file.
 """
 
-from jddtree.config_drafter import DrafterConfig, drafter_config
+from jddtree.config_drafter import DFlashConfig, dflash_config
 from jddtree.config_fields import read_json
 from jddtree.config_rope import Rope
 from jddtree.config_target import GROUP_SIZE, TargetConfig, target_config
+from jddtree.drafter_kinds import DrafterConfig
 from jddtree.errors import UserError
 
 __all__ = [
     "GROUP_SIZE",
+    "DFlashConfig",
     "DrafterConfig",
     "Rope",
     "TargetConfig",
     "check_pair",
-    "drafter_config",
+    "dflash_config",
     "read_json",
     "target_config",
 ]
@@ -24,12 +26,8 @@ __all__ = [
 
 def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
     """Raise UserError when the drafter was made for another target."""
-    for name, ours, theirs in (
-        ("num_target_layers", drafter.num_target_layers, target.num_hidden_layers),
-        ("hidden_size", drafter.hidden_size, target.hidden_size),
-        ("vocab_size", drafter.vocab_size, target.vocab_size),
-    ):
-        if ours != theirs:
+    for name, (field, ours) in drafter.of_target().items():
+        if ours != (theirs := getattr(target, field)):
             raise UserError(
                 f"the drafter is for another target: its {name} is {ours}, the target has {theirs}; "
                 "give the drafter that was trained with this target"

@@ -1,8 +1,8 @@
-"""The drafter: `DrafterConfig` from the config.json of a DFlash (v1) checkpoint (source: the published drafters)."""
+"""`DFlashConfig` from the config.json of a DFlash (v1) checkpoint (source: the published drafters)."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jddtree.config_fields import Fields, agreed, check_dtype, read_json
 from jddtree.config_rope import Rope, read_rope
@@ -45,7 +45,7 @@ NESTED_FIELDS = (
 
 
 @dataclass(frozen=True)
-class DrafterConfig:
+class DFlashConfig:
     """A DFlash (v1) block-diffusion drafter (arXiv 2602.06036).
 
     block_size: rows of a block, the anchor included. target_layer_ids: 0-based target layers whose output is tapped.
@@ -53,6 +53,7 @@ class DrafterConfig:
     with its own. causal: per layer, whether a block row sees only the block rows up to itself.
     """
 
+    kind: ClassVar[str] = "dflash"
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
@@ -70,15 +71,23 @@ class DrafterConfig:
     rope: Rope
     final_logit_softcapping: float | None = None
 
+    def of_target(self) -> dict[str, tuple[str, int]]:
+        """See `jddtree.drafter_kinds.DrafterConfig`."""
+        return {
+            "num_target_layers": ("num_hidden_layers", self.num_target_layers),
+            "hidden_size": ("hidden_size", self.hidden_size),
+            "vocab_size": ("vocab_size", self.vocab_size),
+        }
 
-def drafter_config(
+
+def dflash_config(
     directory: Path,
     *,
     rope_amplitude: float | None = None,
     causal_in_window: bool | None = None,
     window_offset: int = 0,
     tap_offset: int = 0,
-) -> DrafterConfig:
+) -> DFlashConfig:
     """Read `directory/config.json` of a DFlash (v1) drafter.
 
     The switches are those on which public engines disagree for the same checkpoint, to be settled by acceptance:
@@ -104,7 +113,7 @@ def drafter_config(
     fields.require("target_hidden_size", fields.positive("hidden_size"), "a drafter that shares the target's head")
     num_target_layers = agreed("num_target_layers", fields, inner).positive("num_target_layers")
     windows = _windows(fields, layers, window_offset)
-    return DrafterConfig(
+    return DFlashConfig(
         vocab_size=vocab,
         hidden_size=fields.positive("hidden_size"),
         num_hidden_layers=layers,

@@ -18,13 +18,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from converters.checkpoint import Report
-from converters.dflash import DFlashReader
+from converters.drafters import format_of, read_config
 from converters.kimi import KimiReader
 from converters.pieces import Reader, check_values
 from converters.placement import device_bytes, load_arrays, require_memory
 from converters.store import Store, is_store
-from jddtree.config import DrafterConfig, TargetConfig, check_pair, drafter_config, target_config
+from jddtree.config import DrafterConfig, TargetConfig, check_pair, target_config
 from jddtree.decoding.calibration import UNCALIBRATED, Calibration, read_calibration
+from jddtree.drafter_kinds import without_folder
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree, nest
 from jddtree.parallel.mesh import EXPERT_LAYOUTS, make_mesh
@@ -54,8 +55,8 @@ class Defaults:
 class Model:
     """A target with or without a drafter, ready to compile.
 
-    weights: {"target": tree, "drafter": tree} on the device or split over `mesh`; dtype: compute dtype; stop_ids: ids
-    that end an answer.
+    weights: {"target": tree, "drafter": tree} on the device or split over `mesh`, without "drafter" where it has no
+    weights; dtype: compute dtype; stop_ids: ids that end an answer.
     """
 
     target: TargetConfig
@@ -89,13 +90,14 @@ def load(
     drafter_options: dict[str, Any] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Model:
-    """Load a Kimi K2.6 checkpoint folder, or a store, and a DFlash drafter folder.
+    """Load a Kimi K2.6 checkpoint folder, or a store, and a drafter.
 
-    target: None is the bundled micro pair. draft: None is the bundled drafter for the bundled target, else no drafter.
+    target: None is the bundled micro pair. draft: a drafter's folder, or the name of one without weights ("ngram");
+    None is the bundled drafter for the bundled target, else that of the store, else no drafter.
     dtype: "float32", "bfloat16", or "auto" (bfloat16 on an accelerator). with_drafter: False leaves a drafter out.
     mesh: devices to split the model over; None is all accelerators, or one CPU. expert_layout: "tensor" (a slice of
     every expert on each rank) or "expert" (whole experts). check: compare a store's files with their checksums first.
-    latent_norm_eps, drafter_options: switches of `target_config` and `drafter_config`.
+    latent_norm_eps, drafter_options: switches of `target_config` and of the drafter's `Format.config`.
     progress: called with ("checksums", "target" or "drafter", bytes done, bytes in all).
     Raises UserError for anything wrong with the folders, and for a drafter made for another target.
     """
@@ -104,16 +106,16 @@ def load(
     if check and store is not None:
         store.check(None if progress is None else partial(progress, "checksums"))
     config = target_config(target_folder, latent_norm_eps=latent_norm_eps)
-    drafter = None
-    if with_drafter and draft_folder:
-        drafter = drafter_config(draft_folder, **(drafter_options or {}))
+    drafter = _drafter(draft, draft_folder, drafter_options or {}) if with_drafter else None
+    if drafter is not None:
         check_pair(config, drafter)
     tokenizer = _tokenizer(target_folder, config)
     compute, devices = _dtype(dtype), _mesh(mesh, expert_layout)
     readers: dict[str, Reader] = {"target": _target_reader(store, target_folder, config)}
     if drafter is not None and draft_folder:
         stored = store is not None and draft_folder == store.folder("drafter")
-        readers["drafter"] = store.reader("drafter") if store and stored else DFlashReader(draft_folder, drafter)
+        from_folder = format_of(drafter).reader
+        readers["drafter"] = store.reader("drafter") if store and stored else from_folder(draft_folder, drafter)
     weights = _weights(readers, np.dtype(compute), devices, expert_layout, config.num_moe_layers, progress)
     return Model(
         target=config,
@@ -173,12 +175,20 @@ def _mesh(count: int | None, expert_layout: str) -> Mesh | None:
 
 def _folders(target: str | Path | None, draft: str | Path | None) -> tuple[Path, Path | None, Store | None]:
     """Folders of target and drafter, and the store where the target is one; its drafter is the default then."""
+    folder = None if draft is None or without_folder(draft) is not None else Path(draft)
     if target is None:
-        return bundled("target"), bundled("drafter") if draft is None else Path(draft), None
+        return bundled("target"), bundled("drafter") if draft is None else folder, None
     store = Store(Path(target)) if is_store(Path(target)) else None
     if draft is None and store is not None and "drafter" in store.parts:
         return store.folder("target"), store.folder("drafter"), store
-    return store.folder("target") if store else Path(target), Path(draft) if draft else None, store
+    return store.folder("target") if store else Path(target), folder, store
+
+
+def _drafter(draft: str | Path | None, folder: Path | None, switches: dict[str, Any]) -> DrafterConfig | None:
+    """The configuration of a drafter's folder, or the one that a name stands for"""
+    if folder is not None:
+        return read_config(folder, **switches)
+    return None if draft is None else without_folder(draft, **switches)
 
 
 def _target_reader(store: Store | None, folder: Path, config: TargetConfig) -> Reader:

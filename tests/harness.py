@@ -14,12 +14,13 @@ from safetensors.numpy import load_file
 from converters.dflash import load_drafter
 from converters.kimi import load_target
 from jddtree.benchmarks.step_clocks import compilations as compilations
-from jddtree.config import DrafterConfig, TargetConfig, drafter_config, target_config
-from jddtree.decoding import rounds
+from jddtree.config import DFlashConfig, TargetConfig, dflash_config, target_config
+from jddtree.decoding import stages
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.sampling import Sampling
 from jddtree.decoding.state import Capacity, State
+from jddtree.models.drafters.dflash import Caches, DFlashProposer
 from jddtree.models.parameters import Tree, nest
 from jddtree.models.target import Rows, Target
 from jddtree.parallel.vocabulary import Vocabulary
@@ -35,7 +36,7 @@ class Pair(NamedTuple):
     """A target and its drafter, loaded."""
 
     target: TargetConfig
-    drafter: DrafterConfig
+    drafter: DFlashConfig
     weights: Tree
     dtype: type
 
@@ -59,7 +60,7 @@ class Run(NamedTuple):
 
 def load_pair(target: Path, drafter: Path, dtype: type) -> Pair:
     """Load a pair with the eps of the reference arrays."""
-    configs = target_config(target, latent_norm_eps=REFERENCE_EPS), drafter_config(drafter)
+    configs = target_config(target, latent_norm_eps=REFERENCE_EPS), dflash_config(drafter)
     arrays = load_target(target, configs[0], dtype)[0], load_drafter(drafter, configs[1], dtype)[0]
     return Pair(*configs, jax.device_put({"target": nest(arrays[0]), "drafter": nest(arrays[1])}), dtype)
 
@@ -91,30 +92,20 @@ def record(runs: Sequence[Run], dispatch) -> None:
         run.nodes.extend(nodes)
 
 
-class _Scripted:
-    """A drafter that the head below answers for."""
-
-    def __init__(self, config):
-        self.config = config
-
-    def __call__(self, *_):
-        return None
-
-
 @partial(jax.jit, static_argnums=(1, 2))
 def draft_of(logits: jax.Array, count: int, softcap: float | None = None) -> tuple[jax.Array, jax.Array]:
     """What the draft stage makes of a drafter's logits [B, slots, V]: log-probabilities and ids [B, slots, count]."""
     batch, slots, _ = logits.shape
-    drafter = _Scripted(SimpleNamespace(mask_token_id=0, block_size=slots + 1, final_logit_softcapping=softcap))
-    program = SimpleNamespace(drafter=drafter.config, capacity=SimpleNamespace(candidates=count))
-    vocabulary = Vocabulary(logits.shape[-1])
-    target = SimpleNamespace(embed=lambda ids: ids, head=lambda _: logits, vocabulary=vocabulary)
-    models = SimpleNamespace(program=program, target=target)
+    config = SimpleNamespace(mask_token_id=0, block_size=slots + 1, final_logit_softcapping=softcap)
+    target = SimpleNamespace(embed=lambda ids: ids, head=lambda _: logits, vocabulary=Vocabulary(logits.shape[-1]))
+    drafter = DFlashProposer(config, lambda *_: None, target)  # its network is not asked: the head answers for it
+    program = SimpleNamespace(capacity=SimpleNamespace(candidates=count))
+    models = SimpleNamespace(program=program, target=target, drafter=drafter)
     empty = jnp.zeros(batch, jnp.int32)
-    state = SimpleNamespace(root=empty, length=empty, keys=None, values=None)
+    state = SimpleNamespace(root=empty, length=empty, draft=Caches(None, None))
     off = Sampling(jnp.zeros(batch), jnp.ones(batch), *[jnp.zeros(batch, jnp.uint32)] * 2)
     greedy = SimpleNamespace(sampling=off, coupling=jnp.zeros(batch))
-    return rounds.draft(models, drafter, state, greedy)
+    return stages.draft(models, state, greedy)
 
 
 class Pass(NamedTuple):
@@ -149,7 +140,7 @@ TEXTS, TEXT_WIDTH = 3, 320  # one shape for all whole-text passes, so that they 
 
 
 def score_texts(
-    config: TargetConfig, drafter: DrafterConfig, weights: Tree, texts: Sequence[Sequence[int]]
+    config: TargetConfig, drafter: DFlashConfig, weights: Tree, texts: Sequence[Sequence[int]]
 ) -> list[Pass]:
     """A pass over each text, several at a time; results are NumPy arrays without padding."""
     passes: list[Pass] = []

@@ -10,7 +10,7 @@ import pytest
 from conftest import golden_ref, micro_drafter, micro_target, official_dir
 from safetensors import safe_open
 
-from jddtree.config import DrafterConfig, Rope, TargetConfig, check_pair, drafter_config, read_json, target_config
+from jddtree.config import DFlashConfig, Rope, TargetConfig, check_pair, dflash_config, read_json, target_config
 from jddtree.config_drafter import VARIANT_FIELDS
 from jddtree.errors import UserError
 
@@ -34,11 +34,11 @@ def target(tmp_path: Path, edit: Edit, **switches: Any) -> TargetConfig:
     return target_config(write(tmp_path, values), **switches)
 
 
-def drafter(tmp_path: Path, edit: Edit, **switches: Any) -> DrafterConfig:
+def drafter(tmp_path: Path, edit: Edit, **switches: Any) -> DFlashConfig:
     """The micro drafter's configuration after `edit` changed it."""
     values = read_json(micro_drafter() / "config.json")
     edit(values)
-    return drafter_config(write(tmp_path, values), **switches)
+    return dflash_config(write(tmp_path, values), **switches)
 
 
 def refused(call: Callable[[], object], *parts: str) -> None:
@@ -78,7 +78,7 @@ def test_published_target() -> None:
 
 
 def test_micro_drafter() -> None:
-    config = drafter_config(micro_drafter())
+    config = dflash_config(micro_drafter())
     assert (config.block_size, config.mask_token_id, config.target_layer_ids) == (8, 1278, (1, 2, 3))
     assert (config.windows, config.causal, config.final_logit_softcapping) == ((None,) * 3, (False,) * 3, None)
     assert config.rope == Rope(64, 50000.0, 64.0, 128, 32.0, 1.0, 1.0)
@@ -91,7 +91,7 @@ def test_broken_files(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(content)
         refused(lambda: target_config(tmp_path), part, "download the file again")
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")
-    refused(lambda: drafter_config(tmp_path), "cannot be read as JSON")
+    refused(lambda: dflash_config(tmp_path), "cannot be read as JSON")
 
 
 # --- target: layouts that mean the same
@@ -337,7 +337,7 @@ def in_nested_block_size(config: dict[str, Any]) -> None:
     ],
 )
 def test_drafter_layouts_that_mean_the_same(tmp_path: Path, edit: Edit) -> None:
-    assert drafter(tmp_path, edit) == drafter_config(micro_drafter())
+    assert drafter(tmp_path, edit) == dflash_config(micro_drafter())
 
 
 SLIDING = top(layer_types=["sliding_attention"] * 2 + ["full_attention"], sliding_window=16, use_sliding_window=True)

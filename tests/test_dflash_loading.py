@@ -10,10 +10,9 @@ from safetensors import safe_open
 from test_checkpoint import Edit, copy_folder, edit_folder, write_index, write_shard
 
 from converters.checkpoint import INDEX_NAME
-from converters.dflash import expected_tensors, load_drafter
-from jddtree.config import drafter_config
+from converters.dflash import drafter_parameters, expected_tensors, load_drafter
+from jddtree.config import dflash_config
 from jddtree.errors import UserError
-from jddtree.models.parameters import drafter_parameters
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +25,13 @@ def raw():
 @pytest.fixture(scope="module")
 def loaded():
     """(arrays, report) of the micro drafter in bfloat16."""
-    return load_drafter(micro_drafter(), drafter_config(micro_drafter()), ml_dtypes.bfloat16)
+    return load_drafter(micro_drafter(), dflash_config(micro_drafter()), ml_dtypes.bfloat16)
 
 
 def load_edited(tmp_path: Path, edit: Edit, dtype=ml_dtypes.bfloat16):
     """Load a micro drafter after `edit` changed its tensors."""
     folder = edit_folder(copy_folder(micro_drafter(), tmp_path), edit)
-    return load_drafter(folder, drafter_config(folder), dtype)
+    return load_drafter(folder, dflash_config(folder), dtype)
 
 
 def same(left, right) -> bool:
@@ -42,7 +41,7 @@ def same(left, right) -> bool:
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
 def test_arrays_match_the_parameter_table_and_the_tensors(raw, dtype) -> None:
-    config = drafter_config(micro_drafter())
+    config = dflash_config(micro_drafter())
     arrays, _ = load_drafter(micro_drafter(), config, dtype)
     table = drafter_parameters(config)
     assert {path: array.shape for path, array in arrays.items()} == {path: p.shape for path, p in table.items()}
@@ -60,7 +59,7 @@ def test_arrays_match_the_parameter_table_and_the_tensors(raw, dtype) -> None:
 
 def test_report_and_progress(loaded) -> None:
     calls: list[tuple[int, int]] = []
-    config = drafter_config(micro_drafter())
+    config = dflash_config(micro_drafter())
     load_drafter(micro_drafter(), config, np.float32, progress=lambda done, total: calls.append((done, total)))
     report = loaded[1]
     assert (report.tensors, report.files, report.skipped_tensors) == (36, ("model.safetensors",), 0)
@@ -90,7 +89,7 @@ def test_two_shards_give_the_same(tmp_path: Path, raw, loaded, index: bool) -> N
     if index:
         write_index(folder, weight_map)
     assert (folder / INDEX_NAME).exists() == index
-    arrays, report = load_drafter(folder, drafter_config(folder), ml_dtypes.bfloat16)
+    arrays, report = load_drafter(folder, dflash_config(folder), ml_dtypes.bfloat16)
     assert same(arrays, loaded[0]) and len(report.files) == 2
 
 
@@ -148,4 +147,4 @@ def test_another_number_of_taps_is_explained(tmp_path: Path) -> None:
 
 
 def test_inventory(raw) -> None:
-    assert expected_tensors(drafter_config(micro_drafter())) == {n: ("BF16", a.shape) for n, a in raw.items()}
+    assert expected_tensors(dflash_config(micro_drafter())) == {n: ("BF16", a.shape) for n, a in raw.items()}

@@ -11,10 +11,11 @@ import reference
 from conftest import golden_ref
 from harness import close, load_arrays, score_texts
 
-from jddtree.config import DrafterConfig, Rope
-from jddtree.decoding.state import append_rows
-from jddtree.models.drafter import Drafter
-from jddtree.models.parameters import drafter_parameters, nest
+from converters.dflash import drafter_parameters
+from jddtree.config import DFlashConfig, Rope
+from jddtree.models.cache import append_rows
+from jddtree.models.drafters.dflash import DFlashModel
+from jddtree.models.parameters import nest
 from jddtree.models.rope import inverse_frequencies
 from jddtree.models.target import Target
 from pallas_kernels.draft_attention import KEY_BLOCK
@@ -27,7 +28,7 @@ ROUNDS, CONTEXT, NEW = 3, 256, 212  # the longest reference prompt has 212 token
 def _round(configs, weights, features, count, start, keys, values, block_ids):
     """One drafter pass with the layers driven one by one; also the pass of the whole drafter."""
     target_config, config = configs
-    drafter, target = Drafter(config, weights["drafter"]), Target(target_config, weights["target"])
+    drafter, target = DFlashModel(config, weights["drafter"]), Target(target_config, weights["target"])
     positions = start[:, None] + jnp.arange(NEW, dtype=jnp.int32)[None]
     new_keys, new_values = drafter.context(features[None], positions)
     keys, values = append_rows(keys, new_keys, start, count), append_rows(values, new_values, start, count)
@@ -109,7 +110,7 @@ def test_the_targets_taps_are_the_references_features(pair) -> None:
         close(found.taps, arrays["round0.context_features"], "taps")
 
 
-SLIDING = DrafterConfig(
+SLIDING = DFlashConfig(
     vocab_size=64, hidden_size=32, num_hidden_layers=3, intermediate_size=48, num_attention_heads=4,
     num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5, block_size=8, mask_token_id=1, target_layer_ids=(0, 1),
     num_target_layers=4, windows=(None, 5, 140), causal=(False, True, False), rope=Rope(16, 50000.0, 64.0, 128),
@@ -132,15 +133,15 @@ def sliding():
 @partial(jax.jit, static_argnums=0)
 def _context(config, arrays, taps):
     positions = jnp.arange(taps.shape[1], dtype=jnp.int32)[None]
-    return Drafter(config, arrays).context(taps, positions)
+    return DFlashModel(config, arrays).context(taps, positions)
 
 
 @partial(jax.jit, static_argnums=0)
 def _drafted(config, arrays, x, length, keys, values):
-    return Drafter(config, arrays)(x, length, keys, values)
+    return DFlashModel(config, arrays)(x, length, keys, values)
 
 
-def oracle(config: DrafterConfig, weights, taps, x, length: int) -> np.ndarray:
+def oracle(config: DFlashConfig, weights, taps, x, length: int) -> np.ndarray:
     """The whole drafter in float64; normed rows of slots 1 and on."""
     projected = reference.rms_norm(taps[:length] @ weights["fc"].T, weights["hidden_norm"], config.rms_norm_eps)
     for index in range(config.num_hidden_layers):

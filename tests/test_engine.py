@@ -10,7 +10,7 @@ import pytest
 from harness import SMALL, close, decode, finish_batch, record, score_texts
 
 from jddtree.decoding.engine import Engine, Request, check_program, check_request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.state import STOP_IDS, Capacity
 from jddtree.errors import UserError
 

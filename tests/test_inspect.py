@@ -13,7 +13,7 @@ from converters.checkpoint import INDEX_NAME
 from converters.dflash import load_drafter
 from converters.kimi import expected_tensors, load_target
 from jddtree.cli.inspect import inspect, render, run
-from jddtree.config import drafter_config, read_json, target_config
+from jddtree.config import dflash_config, read_json, target_config
 from jddtree.errors import UserError
 
 GIB = 1 << 30
@@ -121,7 +121,7 @@ def test_micro_target_agrees_with_what_is_loaded(tmp_path: Path) -> None:
 
 def test_micro_drafter_agrees_with_what_is_loaded() -> None:
     answer = inspect(micro_drafter())
-    _, report = load_drafter(micro_drafter(), drafter_config(micro_drafter()), "bfloat16")
+    _, report = load_drafter(micro_drafter(), dflash_config(micro_drafter()), "bfloat16")
     assert answer["kind"] == "drafter"
     assert answer["parameters"] == {"total": report.parameters}
     assert answer["bytes"]["total"] == report.file_bytes == per_rank(answer)[1]

@@ -13,10 +13,10 @@ from harness import SMALL, close, compilations, decode, finish_batch
 import jddtree.decoding.engine as engine_module
 import jddtree.decoding.sampling as sampling_module
 import jddtree.models.mla as mla_module
-from jddtree.decoding import rounds
+from jddtree.decoding import rounds, stages
 from jddtree.decoding.engine import Engine, Request
+from jddtree.decoding.program import Program
 from jddtree.decoding.requests import controls_of
-from jddtree.decoding.rounds import Program
 from jddtree.decoding.state import RUNNING, Capacity, State, initial_state
 from jddtree.decoding.tree import Shape, build, lattice
 
@@ -132,7 +132,7 @@ def test_invariant_2_breaks_when_one_constant_serves_both(pair, monkeypatch) -> 
 
 def caches(state: State, sequence: int, begin: int, end: int | None = None) -> list[np.ndarray]:
     """Latents, keys and values of some positions of a sequence."""
-    return [np.asarray(cache)[:, sequence, begin:end] for cache in (state.latents, state.keys, state.values)]
+    return [np.asarray(cache)[:, sequence, begin:end] for cache in (state.latents, *state.draft)]
 
 
 def check_like_a_fresh_prefill(engine: Engine, state: State, texts) -> None:
@@ -177,9 +177,9 @@ def test_invariant_3_the_cache_holds_committed_tokens_only(small, cases) -> None
 
 
 def test_invariant_3_breaks_when_rejected_rows_are_written(small, cases, monkeypatch) -> None:
-    append = rounds.append_rows
+    append = stages.append_rows
     everything = lambda cache, rows, start, count: append(cache, rows, start, jnp.full_like(count, rows.shape[2]))
-    monkeypatch.setattr(rounds, "append_rows", everything)
+    monkeypatch.setattr(stages, "append_rows", everything)
     with pytest.raises(AssertionError, match="wrote too much"):
         check_only_committed_rows(rebuilt(small), small, cases)
 
@@ -219,14 +219,14 @@ def test_invariant_4_breaks_when_noise_belongs_to_tree_rows(small, cases, monkey
 
 def test_invariant_4_breaks_when_the_walk_accepts_without_a_match(small, cases, monkeypatch) -> None:
     """As a walk would that always takes the likeliest child."""
-    walk = rounds.walk
+    walk = stages.walk
 
     def eager(tree, choices, block):
         children = tree.parents[:, None, :] == jnp.arange(tree.parents.shape[1])[None, :, None]
         drafted = jnp.take_along_axis(tree.tokens, jnp.argmax(children, axis=2), axis=1)
         return walk(tree, jnp.where(children.any(2), drafted, choices), block)
 
-    monkeypatch.setattr(rounds, "walk", eager)
+    monkeypatch.setattr(stages, "walk", eager)
     with pytest.raises(AssertionError):
         check_same_tokens(rebuilt(small), small, cases)
 
@@ -243,9 +243,8 @@ def poisoned(state: State) -> State:
         cache[:, tail] = np.nan
         return jax.device_put(cache)
 
-    caches = ("latents", "keys", "values")
-    rest = jax.tree.map(lambda array: jax.device_put(np.array(array)), state._replace(**dict.fromkeys(caches)))
-    return rest._replace(**{name: fill(getattr(state, name)) for name in caches})
+    rest = jax.tree.map(lambda array: jax.device_put(np.array(array)), state._replace(latents=None, draft=None))
+    return rest._replace(latents=fill(state.latents), draft=jax.tree.map(fill, state.draft))
 
 
 def check_nan_changes_nothing(engine: Engine, cases) -> None:
@@ -418,23 +417,23 @@ def test_invariant_7_the_first_of_two_reasons_counts(small, cases) -> None:
 
 
 def test_invariant_7_breaks_when_only_the_bonus_is_scanned(small, cases, monkeypatch) -> None:
-    cut = rounds.cut
+    cut = stages.cut
 
     def last_only(program, state, controls, tokens, accepted):
         last = jnp.arange(tokens.shape[1])[None] == accepted[:, None] - 1
         return cut(program, state, controls, jnp.where(last, tokens, -2), accepted)
 
-    monkeypatch.setattr(rounds, "cut", last_only)
+    monkeypatch.setattr(stages, "cut", last_only)
     with pytest.raises(AssertionError):
         check_every_cut(rebuilt(small), small, *stop_jobs(cases))
 
 
 def test_invariant_7_breaks_when_accepted_rows_after_a_stop_are_committed(small, cases, monkeypatch) -> None:
-    cut = rounds.cut
+    cut = stages.cut
 
     def finish_only(program, state, controls, tokens, accepted):
         return accepted, cut(program, state, controls, tokens, accepted)[1]
 
-    monkeypatch.setattr(rounds, "cut", finish_only)
+    monkeypatch.setattr(stages, "cut", finish_only)
     with pytest.raises(AssertionError):
         check_every_cut(rebuilt(small), small, *stop_jobs(cases))

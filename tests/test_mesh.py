@@ -12,15 +12,15 @@ from harness import decode
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file
 
-from converters.dflash import load_drafter
+from converters.dflash import drafter_parameters, load_drafter
 from converters.kimi import load_target
-from jddtree.config import drafter_config, target_config
+from jddtree.config import dflash_config, target_config
 from jddtree.decoding.costs import CostTable, Curve
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
-from jddtree.models.parameters import drafter_parameters, nest, target_parameters
+from jddtree.models.parameters import nest, target_parameters
 from jddtree.models.target import Rows, Target
 from jddtree.parallel.mesh import AXIS, make_mesh, total
 from jddtree.parallel.partition import on_mesh, place, spec
@@ -35,7 +35,7 @@ LARGEST_DIFFERENCE = 1e-5  # logits reach 20: 1e-5 is five units in their last p
 @pytest.fixture(scope="module")
 def pair():
     """Configurations and host arrays of the micro pair, with the references' eps."""
-    target, drafter = target_config(micro_target(), latent_norm_eps=1e-6), drafter_config(micro_drafter())
+    target, drafter = target_config(micro_target(), latent_norm_eps=1e-6), dflash_config(micro_drafter())
     return (
         target,
         drafter,

@@ -7,7 +7,7 @@ import pytest
 from conftest import golden_ref
 
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 
 NEW_TOKENS = 24

@@ -12,7 +12,7 @@ from harness import decode
 
 from jddtree.cli import speculation as command
 from jddtree.decoding.engine import Request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
 from jddtree.evaluation import plots, speculation_report

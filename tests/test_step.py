@@ -157,7 +157,7 @@ def test_one_token_is_a_plain_pass_without_the_drafter(bench, monkeypatch):
     one = Bench(settings(**TINY, tokens="1", stages="verify"))
     one.compile()
     verified = one.call("verify", 1, 64, "uniform")()
-    assert verified.choices.shape == (1, 1) and verified.finite.all() and one.state(1, 9).keys.size == 1
+    assert verified.choices.shape == (1, 1) and verified.finite.all() and one.state(1, 9).draft == ()
     assert np.array_equal(verified.scored.experts[:, 0], one.experts(1, "uniform"))
     assert [case.stage for case in step_measure.cases(settings(**TINY, tokens="1"))] == ["verify"] * 2 + [
         "round"

@@ -32,7 +32,7 @@ def test_a_mesh_computes_what_one_device_does(bench, monkeypatch):
     weights["target"] = weights["target"] | {"experts": experts}
     monkeypatch.setattr(step_bench, "random_weights", lambda *_: jax.device_put(weights))
     alone = Bench(settings(**SIZES, world=1))
-    alone.caches = {name: jnp.asarray(np.asarray(array)) for name, array in bench.caches.items()}
+    alone.caches = jax.tree.map(lambda array: jnp.asarray(np.asarray(array)), bench.caches)
     alone.compile()
     wanted = jax.device_get(alone.call("verify", 9, 64, "uniform")())
     np.testing.assert_allclose(found.scored.hidden[0, :9], wanted.scored.hidden[0, :9], atol=1e-5)
@@ -44,7 +44,7 @@ def test_a_mesh_computes_what_one_device_does(bench, monkeypatch):
 def test_every_device_holds_its_slices_and_nothing_more(bench):
     """Slices differ from rank to rank; what is on every rank is the same there, the experts of rows included."""
     weights = bench.rank_weights(9, "uniform")
-    for array in jax.tree.leaves(weights) + list(bench.caches.values()):
+    for array in jax.tree.leaves(weights) + jax.tree.leaves(bench.caches):
         shards = [np.asarray(shard.data) for shard in array.addressable_shards]
         split = "model" in array.sharding.spec
         assert len(shards) == RANKS and shards[0].size == array.size // (RANKS if split else 1)

@@ -23,7 +23,7 @@ from converters.manifest import VERSION
 from converters.pieces import Layout, Reader, in_memory, layout, memory_bytes, piece_of
 from converters.placement import chunks, device_bytes, load_arrays, require_memory
 from converters.store import Store, is_store
-from jddtree.config import drafter_config, target_config
+from jddtree.config import dflash_config, target_config
 from jddtree.errors import UserError
 from jddtree.models.parameters import nest
 from jddtree.parallel.mesh import make_mesh
@@ -50,7 +50,7 @@ def wanted(source):
     target, drafter = source
     return {
         "target": load_target(target, target_config(target), ml_dtypes.bfloat16)[0],
-        "drafter": load_drafter(drafter, drafter_config(drafter), ml_dtypes.bfloat16)[0],
+        "drafter": load_drafter(drafter, dflash_config(drafter), ml_dtypes.bfloat16)[0],
     }
 
 
@@ -91,7 +91,7 @@ def test_every_mesh_loads_the_same_arrays(source, made, wanted, ranks: int, dire
     target, drafter = source
     readers = {
         "target": KimiReader(target, target_config(target)) if direct else Store(made).reader("target"),
-        "drafter": DFlashReader(drafter, drafter_config(drafter)) if direct else Store(made).reader("drafter"),
+        "drafter": DFlashReader(drafter, dflash_config(drafter)) if direct else Store(made).reader("drafter"),
     }
     for part, reader in readers.items():
         calls: list[tuple[int, int]] = []
@@ -160,7 +160,7 @@ def test_the_micro_pair_on_one_and_two_devices(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     for part, (arrays, report) in {
         "target": load_target(micro_target(), target_config(micro_target()), ml_dtypes.bfloat16),
-        "drafter": load_drafter(micro_drafter(), drafter_config(micro_drafter()), ml_dtypes.bfloat16),
+        "drafter": load_drafter(micro_drafter(), dflash_config(micro_drafter()), ml_dtypes.bfloat16),
     }.items():
         reader = store.reader(part)
         for ranks in (1, 2):
@@ -239,7 +239,7 @@ def test_small_files_are_copied(source, made) -> None:
     for name in ("config.json", "tiktoken.model", "tokenizer_config.json", "chat_template.jinja"):
         assert (made / "target" / name).read_bytes() == (source[0] / name).read_bytes()
     assert target_config(made / "target") == target_config(source[0])
-    assert drafter_config(made / "drafter") == drafter_config(source[1])
+    assert dflash_config(made / "drafter") == dflash_config(source[1])
 
 
 def test_check_reads_everything_and_names_the_damaged_file(copied) -> None:

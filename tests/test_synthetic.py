@@ -13,7 +13,7 @@ from converters.dflash import load_drafter
 from converters.kimi import load_target
 from converters.random_tensors import CHUNK, Tensor, Values, write_shards
 from converters.synthetic import main, target_list, vision_list, write_checkpoint, write_drafter
-from jddtree.config import check_pair, drafter_config, target_config
+from jddtree.config import check_pair, dflash_config, target_config
 from jddtree.errors import UserError
 from jddtree.text.tokenizer import Tokenizer
 
@@ -45,7 +45,7 @@ def test_it_loads(tmp_path: Path) -> None:
     arrays, report = load_target(tmp_path / "target", config, ml_dtypes.bfloat16)
     assert len(report.files) == 3 and report.notes == ()
     assert all(np.isfinite(array.astype(np.float32)).all() for array in arrays.values() if array.dtype != np.int32)
-    load_drafter(tmp_path / "drafter", drafter_config(tmp_path / "drafter"), np.float32)
+    load_drafter(tmp_path / "drafter", dflash_config(tmp_path / "drafter"), np.float32)
     assert Tokenizer.from_directory(tmp_path / "target").vocab_size <= config.vocab_size
 
 
@@ -104,7 +104,7 @@ def test_the_preset_is_the_published_model(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys) -> None:
     arguments = [str(tmp_path / "t"), "--drafter", str(tmp_path / "d"), "--set-drafter", "num_hidden_layers=1"]
     assert main([*arguments, *(f"--set={name}={value}" for name, value in SMALL.items())]) == 0
-    assert target_config(tmp_path / "t").hidden_size == drafter_config(tmp_path / "d").hidden_size == 128
+    assert target_config(tmp_path / "t").hidden_size == dflash_config(tmp_path / "d").hidden_size == 128
     assert main([str(tmp_path / "t")]) == 1
     assert capsys.readouterr().err == f"error: {tmp_path / 't'} exists and is no empty folder; give a new one\n"
 

@@ -12,11 +12,12 @@ from harness import REFERENCE_EPS, TEXT_WIDTH, close, draft_of, empty_cache, loa
 
 from jddtree.config import Rope, target_config
 from jddtree.decoding import rounds
+from jddtree.decoding.program import Models
 from jddtree.decoding.requests import controls_of
 from jddtree.decoding.sampling import Sampling, choose
+from jddtree.decoding.stages import Verified, commit, follow
 from jddtree.decoding.state import RUNNING, initial_state
 from jddtree.decoding.tree import Shape, build
-from jddtree.decoding.walk import walk
 from jddtree.models.layers import rms_norm
 from jddtree.models.mla import LatentAttention, view_of
 from jddtree.models.rope import inverse_frequencies
@@ -210,7 +211,7 @@ def verify(pair, arrays) -> dict[str, np.ndarray]:
 
 
 def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
-    models = rounds.Models(program, weights)
+    models = Models(program, weights)
     state = initial_state(program.target, program.drafter, program.capacity, jnp.float32)
     ones, most = jnp.ones(1, jnp.int32), jnp.full(1, 1000, jnp.int32)
     sampling = Sampling(jnp.zeros(1), jnp.ones(1), jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.uint32))
@@ -223,9 +224,8 @@ def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
     scored = models.target(tree.tokens, rows, state.latents)
     logits = models.target.logits(scored.hidden)
     choices = choose(logits, rows.positions + 1, sampling)
-    path, length = walk(tree, choices, program.block)
-    emitted = jnp.take_along_axis(choices, path, axis=1)
-    state, _ = rounds.commit(models, state, controls, scored, path, length, emitted, ones == 1)
+    path, length, emitted = walked = follow(program, tree, choices)
+    state, _ = commit(models, state, controls, Verified(scored, choices, ones == 1), walked)
     first = {"tokens": tree.tokens, "parents": tree.parents, "positions": rows.positions, "ancestors": tree.ancestors}
     first |= {"logits": logits, "taps": scored.taps, "path": path, "length": length, "newest": state.root}
     return {name: array[0] for name, array in first.items()} | {"cache": state.latents}

@@ -25,19 +25,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from converters.dflash import load_drafter
+from converters.dflash import drafter_parameters, load_drafter
 from converters.kimi import load_target
 from jddtree.benchmarks import results
 from jddtree.benchmarks.kernels_settings import numbers
 from jddtree.benchmarks.results import Row
 from jddtree.benchmarks.step_presets import bundled
-from jddtree.config import drafter_config, target_config
+from jddtree.config import dflash_config, target_config
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
-from jddtree.models.parameters import Tree, drafter_parameters, nest, target_parameters
+from jddtree.models.parameters import Tree, nest, target_parameters
 from jddtree.parallel.mesh import AXIS, make_mesh
 from jddtree.parallel.partition import on_mesh, place
 from jddtree.stats import economy
@@ -66,7 +66,7 @@ def engines(
     dtype: str, budget: int, rounds: Sequence[int], kernels: str | None = None, mesh: Mesh | None = None
 ) -> Iterator[tuple[int, Engine]]:
     """An engine over the bundled pair for each number of rounds per dispatch; mesh: None is one device."""
-    target, drafter = target_config(bundled("target")), drafter_config(bundled("drafter"))
+    target, drafter = target_config(bundled("target")), dflash_config(bundled("drafter"))
     kind, axis = np.dtype(jnp.dtype(dtype)), None if mesh is None else AXIS
     arrays = load_target(bundled("target"), target, kind)[0], load_drafter(bundled("drafter"), drafter, kind)[0]
     tables = target_parameters(target), drafter_parameters(drafter)

@@ -20,7 +20,7 @@ from jddtree.benchmarks.mesh_weights import random_ids, random_normed
 from jddtree.benchmarks.results import Row
 from jddtree.config import TargetConfig
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 from jddtree.models.parameters import Tree
 from jddtree.models.target import Rows, Target

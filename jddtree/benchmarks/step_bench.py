@@ -17,9 +17,10 @@ from jddtree.benchmarks.step_copies import weight_copies
 from jddtree.benchmarks.step_parameters import Kind, random_array, random_weights
 from jddtree.benchmarks.step_programs import Compiled, Shapes
 from jddtree.benchmarks.step_settings import ROOM, Settings
-from jddtree.decoding.engine import STATE_SPECS, Engine
-from jddtree.decoding.state import State
+from jddtree.decoding.engine import Engine, state_specs
+from jddtree.decoding.state import State, initial_state
 from jddtree.decoding.tree import Tree
+from jddtree.models.drafters.base import Candidates
 from jddtree.models.parameters import Tree as Weights
 from jddtree.parallel.mesh import make_mesh
 
@@ -78,7 +79,7 @@ class Bench:
         self.weights = random_weights(
             settings.models, settings.world, settings.dtype, settings.seed, self.mesh, settings.expert_layout
         )
-        self.caches: dict[str, jax.Array] = {}
+        self.caches: dict[str, Any] = {}
         self.compiled: dict[Key, Compiled | Exception] = {}
         self._copies: dict[Key, list[str]] = {}
 
@@ -151,18 +152,14 @@ class Bench:
     def state(self, tokens: int, length: int) -> State:
         """A running sequence with `length` committed tokens, over the shared caches."""
         self._require_caches()
-        caches = self.caches
-        if tokens == 1:
-            none = np.zeros((1, 1, 1, 1, 1), self.settings.dtype)  # as `initial_state` has them
-            pair = jax.device_put((none, none.copy()), self.everywhere)
-            caches = caches | dict(zip(("keys", "values"), pair, strict=True))
+        caches = self.caches if tokens > 1 else self.caches | {"draft": ()}
         return programs.running(caches, length, self.mesh)
 
     def keep(self, state: State) -> jax.Array:
-        """Take the caches of a state back."""
+        """Take the caches of a state back; plain decoding has no draft state."""
         self.caches["latents"] = state.latents
-        if state.keys.shape == self.caches["keys"].shape:
-            self.caches |= {"keys": state.keys, "values": state.values}
+        if state.draft:
+            self.caches["draft"] = state.draft
         return state.length
 
     def _keys(self) -> list[Key]:
@@ -182,14 +179,14 @@ class Bench:
             return programs.compile_engine(shapes, weights, self.settings.dtype)
         return programs.compile_stage(shapes, stage, weights, self.state(tokens, 0))
 
-    def _drafted(self, tokens: int) -> tuple[jax.Array, jax.Array]:
+    def _drafted(self, tokens: int) -> Candidates:
         """Random candidates, best first, as the draft stage gives them"""
         program = self.shapes(tokens).program
         shape = (1, program.block - 1, program.capacity.candidates)
         rng = np.random.default_rng(self.settings.seed)
         falling = -np.sort(-rng.normal(size=shape).astype(np.float32) - 5, axis=-1)
         ids = rng.integers(0, self._vocabulary(), shape, dtype=np.int32)
-        return jax.device_put((falling, ids), self.everywhere)
+        return Candidates(*jax.device_put((falling, ids), self.everywhere))
 
     def _vocabulary(self) -> int:
         """Ids that the embedding here holds"""
@@ -204,15 +201,15 @@ class Bench:
 
     def _require_caches(self) -> None:
         """Make the caches, also when a call that failed took them with it"""
-        if self.caches and not any(array.is_deleted() for array in self.caches.values()):
+        if self.caches and not any(array.is_deleted() for array in jax.tree.leaves(self.caches)):
             return
         self.caches.clear()
-        settings, drafter = self.settings, self.settings.models.drafter
-        target, key = settings.models.target, jax.random.key(settings.seed)
-        projection = self.weights["drafter"]["layers"]["k"]
-        heads = projection.sharding.shard_shape(projection.shape)[1] // drafter.head_dim
-        latents = (target.num_hidden_layers, 1, settings.capacity, target.latent_size)
-        keys = (drafter.num_hidden_layers, 1, settings.capacity, heads, drafter.head_dim)
-        for name, shape in {"latents": latents, "keys": keys, "values": keys}.items():
-            kind = Kind(shape, settings.dtype, "normal", getattr(STATE_SPECS, name))
-            self.caches[name] = random_array(key, kind, self.mesh)
+        settings, program = self.settings, self.shapes(2).program
+        of_rank = lambda array: jax.ShapeDtypeStruct(array.sharding.shard_shape(array.shape), array.dtype)
+        drafter = jax.tree.map(of_rank, self.weights["drafter"])
+        empty = partial(initial_state, program.target, program.drafter, program.capacity, settings.dtype, drafter)
+        shapes = jax.eval_shape(empty)
+        specs, key = state_specs(program.drafter), jax.random.key(settings.seed)
+        fill = lambda array, spec: random_array(key, Kind(array.shape, array.dtype, "normal", spec), self.mesh)
+        for name in ("latents", "draft"):
+            self.caches[name] = jax.tree.map(fill, getattr(shapes, name), getattr(specs, name))

@@ -18,8 +18,9 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from converters.dflash import drafter_parameters
 from jddtree.benchmarks.step_presets import Models
-from jddtree.models.parameters import Parameter, Tree, drafter_parameters, nest, target_parameters
+from jddtree.models.parameters import Parameter, Tree, nest, target_parameters
 from jddtree.parallel.mesh import AXIS
 from jddtree.parallel.partition import on_mesh, spec
 

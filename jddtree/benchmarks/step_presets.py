@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from converters.synthetic import PRESETS as TARGETS
-from jddtree.config import DrafterConfig, TargetConfig, drafter_config, read_json, target_config
+from jddtree.config import DFlashConfig, TargetConfig, dflash_config, read_json, target_config
 from jddtree.errors import UserError
 
 TINY_TARGET = {
@@ -38,7 +38,7 @@ class Models(NamedTuple):
     """A target and the drafter made for it."""
 
     target: TargetConfig
-    drafter: DrafterConfig
+    drafter: DFlashConfig
 
 
 def models(preset: str, layers: int | None = None, experts: int | None = None) -> Models:
@@ -63,7 +63,7 @@ def models(preset: str, layers: int | None = None, experts: int | None = None) -
     drafter |= {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "num_target_layers": count}
     drafter |= {"layer_types": ["full_attention"] * drafter["num_hidden_layers"]}
     nested = {"mask_token_id": MASK[preset], "target_layer_ids": _taps(count)}
-    return Models(target, _read("drafter", lambda values: _nested(values, drafter, nested), drafter_config))
+    return Models(target, _read("drafter", lambda values: _nested(values, drafter, nested), dflash_config))
 
 
 def bundled(part: str) -> Path:

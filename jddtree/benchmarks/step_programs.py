@@ -1,4 +1,4 @@
-"""The compiled stages of `bench step`: those of `jddtree.decoding.rounds`, and the whole engine, for a number of rows.
+"""The compiled stages of `bench step`: those of `jddtree.decoding.stages`, and the whole engine, for a number of rows.
 
 One set of programs serves every context, which is data. Compiling is done by `compile_all`, in parallel. On a mesh the
 arrays that are made here are on every device.
@@ -17,17 +17,19 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jddtree.benchmarks.step_presets import Models
-from jddtree.benchmarks.step_routing import ForcedTarget
-from jddtree.decoding import rounds
+from jddtree.benchmarks.step_routing import FORCED
+from jddtree.decoding import rounds, stages
 from jddtree.decoding.budget import Pace
 from jddtree.decoding.engine import Engine
+from jddtree.decoding.program import Models as Compilable
+from jddtree.decoding.program import Program
 from jddtree.decoding.requests import Request, controls_of
-from jddtree.decoding.rounds import Chunk, Program
+from jddtree.decoding.rounds import Chunk
+from jddtree.decoding.stages import Verified, Walked
 from jddtree.decoding.state import RUNNING, Capacity, Controls, State
 from jddtree.decoding.tree import Tree, ancestor_words
 from jddtree.decoding.walk import walk
-from jddtree.evaluation import stages
-from jddtree.evaluation.stages import Verified
+from jddtree.models.drafters.base import Candidates
 from jddtree.models.parameters import Tree as Weights
 from jddtree.parallel.mesh import AXIS
 from pallas_kernels.versions import compiler_options
@@ -70,7 +72,7 @@ class Shapes:
         rows = self.rows if self.rows <= WIDEST_TREE else self.models.drafter.block_size
         capacity = Capacity(1, rows, max(rows - 1, 1), self.context, ROUNDS, self.rows)
         axis = None if self.mesh is None else AXIS
-        return Program(self.models.target, drafter, capacity, self.kernels, axis, ForcedTarget)
+        return Program(self.models.target, drafter, capacity, self.kernels, axis, FORCED)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -113,8 +115,8 @@ def full_chunk(tokens: int, mesh: Mesh | None = None) -> Chunk:
     return Chunk(*jax.device_put(made, everywhere(mesh)))
 
 
-def running(caches: Mapping[str, jax.Array], length: int, mesh: Mesh | None = None) -> State:
-    """A state of one sequence that has `length` committed tokens and runs; caches: latents, keys and values."""
+def running(caches: Mapping[str, Any], length: int, mesh: Mesh | None = None) -> State:
+    """A state of one sequence that has `length` committed tokens and runs; caches: latents and draft."""
     put = lambda value: jax.device_put(value, everywhere(mesh))
     number = lambda value: put(np.array([value], np.int32))
     pace = Pace(*put((np.float32(0), np.float32(0), np.int32(0), np.int32(0))))
@@ -127,23 +129,20 @@ def functions(program: Program) -> dict[str, Callable[..., Any]]:
     """
 
     def verify(weights: Weights, state: State, controls: Controls, tree: Tree) -> Verified:
-        return stages.verify(program, weights, state, controls, tree)[1]
+        return stages.verify(Compilable(program, weights), state, controls, tree)
 
-    def draft(weights: Weights, state: State, controls: Controls) -> stages.Drafted:
-        return stages.draft(program, weights, state, controls)[1]
+    def draft(weights: Weights, state: State, controls: Controls) -> Candidates:
+        return stages.draft(Compilable(program, weights), state, controls)
 
-    def build(weights: Weights, state: State, controls: Controls, drafted: stages.Drafted) -> Tree:
-        return stages.build_trees(program, weights, state, controls, drafted)[1]
+    def build(weights: Weights, state: State, controls: Controls, candidates: Candidates) -> Tree:
+        return stages.grow(Compilable(program, weights), state, controls, candidates)
 
     def find(tree: Tree, choices: jax.Array) -> tuple[jax.Array, jax.Array]:
         return walk(tree, choices, program.block)
 
     def commit(weights: Weights, state: State, controls: Controls, verified: Verified, path, accepted) -> State:
-        tokens = jnp.take_along_axis(verified.choices, path, axis=1)
-        after, _ = rounds.commit(
-            rounds.Models(program, weights), state, controls, verified.scored, path, accepted, tokens, verified.finite
-        )
-        return _as_long_as(state, after)
+        walked = Walked(path, accepted, jnp.take_along_axis(verified.choices, path, axis=1))
+        return _as_long_as(state, stages.commit(Compilable(program, weights), state, controls, verified, walked)[0])
 
     def prefill(weights: Weights, state: State, controls: Controls, chunk: Chunk) -> State:
         return _as_long_as(state, rounds.prefill(program, weights, state, controls, chunk)[0])

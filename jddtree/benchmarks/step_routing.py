@@ -5,7 +5,6 @@ chosen experts are data of the compiled step, one leaf more in the weights of th
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
@@ -14,8 +13,8 @@ from jddtree.benchmarks import kernels_routing, step_trace
 from jddtree.benchmarks.kernels_routing import Routing
 from jddtree.config import TargetConfig
 from jddtree.errors import UserError
+from jddtree.models.observer import Observer
 from jddtree.models.parameters import Tree
-from jddtree.models.target import MoELayers, Target
 from pallas_kernels.selection import Place
 
 DRAWN = {"uniform": "uniform", "zipf": "skewed"}  # a Zipf law is what `kernels_routing` calls skewed
@@ -23,30 +22,19 @@ NAMES = (*DRAWN, "trace")
 LEAF = "forced_experts"
 
 
-class ForcedMoELayers(MoELayers):
-    """Layers whose rows go to the experts in `forced_experts` int32 [layers of the model, rows, k], with the weights of
-    the router. The table has entries of dense layers too: an index that is computed would be one more kernel.
+class ForcedExperts(Observer):
+    """Sends rows to the experts in `forced_experts` int32 [layers of the model, rows, k], with the router's weights.
+
+    The table, made by `with_experts`, has entries of dense layers too: an index that is computed would be one more
+    kernel.
     """
 
-    def choose(self, made: jax.Array, place: Place, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def route(self, ids: jax.Array, arrays: Tree, place: Place) -> jax.Array:
         """The router runs in full, since its weights need its choice; only the numbers of the experts are replaced."""
-        _, weights, inner = super().choose(made, place, dtype)
-        return lax.dynamic_index_in_dim(self.forced_experts[...], place.layer, keepdims=False), weights, inner
+        return lax.dynamic_index_in_dim(arrays[LEAF], place.layer, keepdims=False)
 
 
-class ForcedTarget(Target):
-    """A target whose weights come from `with_experts`."""
-
-    def __init__(
-        self,
-        config: TargetConfig,
-        arrays: Tree,
-        taps: tuple[int, ...] = (),
-        kernels: str | None = None,
-        axis: str | None = None,
-    ):
-        super().__init__(config, arrays, taps, kernels, axis)
-        self.moe = ForcedMoELayers(config, arrays["moe"], kernels, self.moe.experts)
+FORCED = ForcedExperts()
 
 
 def experts(name: str, config: TargetConfig, rows: int, seed: int) -> np.ndarray:

@@ -12,10 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from converters import dflash, kimi
+from converters import kimi
 from converters.checkpoint import Checkpoint, read_index
-from jddtree.config import DrafterConfig, TargetConfig, drafter_config, read_json, target_config
-from jddtree.models.parameters import Parameter, drafter_parameters, target_parameters
+from converters.drafters import format_of, is_drafter, read_config
+from jddtree.config import DrafterConfig, TargetConfig, read_json, target_config
+from jddtree.models.parameters import Parameter, target_parameters
 
 RANKS = (1, 2, 4, 8)
 ITEM_BYTES = {"compute": 2, "float32": 4, "int32": 4, "BF16": 2, "F32": 4, "I32": 4}  # compute: bfloat16
@@ -55,8 +56,8 @@ def inspect(directory: Path) -> dict[str, Any]:
     """
     directory = Path(directory)
     outer = read_json(directory / "config.json")
-    if "dflash_config" in outer or any("Draft" in str(name) for name in outer.get("architectures") or []):
-        return _inspect_drafter(directory, drafter_config(directory))
+    if is_drafter(outer):
+        return _inspect_drafter(directory, read_config(directory))
     return _inspect_target(directory, target_config(directory), outer.get("vision_config"))
 
 
@@ -91,21 +92,15 @@ def _inspect_target(directory: Path, config: TargetConfig, vision_config: Any) -
 
 
 def _inspect_drafter(directory: Path, config: DrafterConfig) -> dict[str, Any]:
-    expected, table = dflash.expected_tensors(config), drafter_parameters(config)
+    form = format_of(config)
+    expected, table = form.tensors(config), form.parameters(config)
     answer = _common(directory, "drafter", config, expected)
     answer["parameters"] = {"total": sum(math.prod(parameter.shape) for parameter in table.values())}
-    answer["tensors"] |= _found(directory, expected, dflash.PREFIX, ())
-    cached = 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers  # keys and values
+    answer["tensors"] |= _found(directory, expected, form.prefix, ())
     answer["memory"] = {
-        "weights_per_device": _per_device(
-            table,
-            {
-                "num_attention_heads": config.num_attention_heads,
-                "num_key_value_heads": config.num_key_value_heads,
-            },
-        ),
-        "cache_bytes_per_token": cached * CACHE_ITEM_BYTES,
-        "note": "embedding and head are the target's; fc and norms are replicated",
+        "weights_per_device": _per_device(table, form.whole(config)),
+        "cache_bytes_per_token": form.cached_numbers(config) * CACHE_ITEM_BYTES,
+        "note": form.note,
     }
     return answer
 

@@ -17,23 +17,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jddtree.config import check_pair
+from jddtree.config import DrafterConfig, check_pair
 from jddtree.decoding import rounds
 from jddtree.decoding.budget import Pace
 from jddtree.decoding.calibration import UNCALIBRATED, Calibration
 from jddtree.decoding.costs import UNKNOWN, CostTable
+from jddtree.decoding.program import Program
 from jddtree.decoding.requests import Request, check_request, controls_of
-from jddtree.decoding.rounds import Chunk, Program
+from jddtree.decoding.rounds import Chunk
 from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, Controls, State, initial_state
+from jddtree.drafter_kinds import model_of
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree
-from jddtree.parallel.mesh import AXIS
 from pallas_kernels.versions import compiler_options
-
-# The drafter's cache is split by key heads, the latent cache is on every rank.
-STATE_SPECS = State(
-    P(), P(None, None, None, AXIS), P(None, None, None, AXIS), P(), P(), P(), P(), Pace(P(), P(), P(), P())
-)
 
 
 class Dispatch(NamedTuple):
@@ -93,7 +89,7 @@ class Engine:
         call = partial(function, self.program)
         if self.mesh is not None:
             specs = jax.tree.map(lambda array: array.sharding.spec, self.weights)
-            state, *others = self._state_specs(), *[P()] * (len(arguments) - 1)
+            state, *others = state_specs(self.program.drafter), *[P()] * (len(arguments) - 1)
             call = jax.shard_map(
                 call, mesh=self.mesh, in_specs=(specs, state, *others), out_specs=(state, P()), check_vma=False
             )
@@ -116,19 +112,14 @@ class Engine:
         return self._empty()
 
     def _initial(self) -> State:
-        program, heads = self.program, None
-        if program.drafter is not None:
-            heads = self.weights["drafter"]["layers"]["k"].shape[1] // program.drafter.head_dim
-        return initial_state(program.target, program.drafter, program.capacity, self.dtype, heads)
+        program = self.program
+        return initial_state(
+            program.target, program.drafter, program.capacity, self.dtype, self.weights.get("drafter")
+        )  # fmt: skip
 
     def _shardings(self) -> State:
-        return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec), self._state_specs(), is_leaf=lambda x: isinstance(x, P)
-        )
-
-    def _state_specs(self) -> State:
-        """Without a drafter there is nothing of its caches to split"""
-        return STATE_SPECS if self.program.drafter else STATE_SPECS._replace(keys=P(), values=P())
+        specs = state_specs(self.program.drafter)
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
 
     def start(self, requests: Sequence[Request | None]) -> tuple[State, Controls, list[list[int]], list[str | None]]:
         """Prefill one request per sequence (None leaves it idle) into a new state.
@@ -212,6 +203,12 @@ class Engine:
     def controls(self, requests: Sequence[Request | None]) -> Controls:
         """The controls of one request per sequence, as host arrays."""
         return controls_of(self.program, requests, self.calibration, self.costs)
+
+
+def state_specs(drafter: DrafterConfig | None) -> State:
+    """How the state is split over a mesh: all of it is on every rank but what the drafter splits of its own."""
+    draft = () if drafter is None else model_of(drafter).specs()
+    return State(P(), draft, P(), P(), P(), P(), Pace(P(), P(), P(), P()))
 
 
 def _merged(fresh: np.ndarray, old: Controls, new: Controls) -> Controls:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 from jddtree.loading import Model
 from jddtree.parallel.mesh import AXIS

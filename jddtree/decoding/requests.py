@@ -12,7 +12,7 @@ from jddtree.decoding.budget import Economy
 from jddtree.decoding.calibration import UNCALIBRATED, Calibration
 from jddtree.decoding.costs import UNKNOWN, CostTable
 from jddtree.decoding.coupling import default_tau
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.decoding.sampling import Sampling
 from jddtree.decoding.state import STOP_IDS, Controls
 from jddtree.decoding.tree import Shape

@@ -5,7 +5,7 @@ be rolled back: rows of rejected nodes are never written.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from jddtree.config import DrafterConfig, TargetConfig
 from jddtree.decoding.budget import Economy, Pace
 from jddtree.decoding.sampling import Sampling
 from jddtree.decoding.tree import Shape
+from jddtree.drafter_kinds import model_of
+from jddtree.models.parameters import Tree
 
 RUNNING, STOP, LENGTH, CONTEXT, BROKEN, IDLE = range(6)
 FINISH_REASONS = {STOP: "stop", LENGTH: "length", CONTEXT: "context"}
@@ -40,15 +42,14 @@ class Capacity:
 
 
 class State(NamedTuple):
-    """latents [layers, B, S, latent_size]; keys, values [drafter layers, B, S, key heads, head_dim] of the drafter's
-    context (without a drafter one number a sequence). Per sequence int32 [B]: root, the newest token, not in the caches
-    yet; length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
+    """latents [layers, B, S, latent_size]; draft: what the drafter remembers of the committed tokens, a tree of arrays
+    that only it reads, () without a drafter. Per sequence int32 [B]: root, the newest token, not in the caches yet;
+    length, committed tokens, also the root's position; emitted, tokens generated so far; finish, one of the codes
     above. pace: what rounds of the whole batch have been giving, as in `budget`.
     """
 
     latents: jax.Array
-    keys: jax.Array
-    values: jax.Array
+    draft: Any
     root: jax.Array
     length: jax.Array
     emitted: jax.Array
@@ -74,33 +75,20 @@ def initial_state(
     drafter: DrafterConfig | None,
     capacity: Capacity,
     dtype: jnp.dtype,
-    key_heads: int | None = None,
+    drafter_arrays: Tree | None = None,
 ) -> State:
-    """Empty caches and idle sequences. key_heads: how many of the drafter's key heads there are with a mesh's padding.
+    """Empty caches and idle sequences. drafter_arrays: the drafter's weights, where a mesh pads them.
 
     It is to be compiled, as the caches of a long context are gigabytes, which no host has to make.
     """
     batch, context = capacity.sequences, capacity.context
-    # Not empty without a drafter: jax 0.11's CPU compiler crashes on empty arrays that a shard_map passes through.
-    drafter_cache = (1, batch, 1, 1, 1)
-    if drafter:
-        heads = key_heads or drafter.num_key_value_heads
-        drafter_cache = (drafter.num_hidden_layers, batch, context, heads, drafter.head_dim)
+    draft: Any = ()
+    if drafter is not None:
+        draft = model_of(drafter).shapes(batch, context, dtype, drafter_arrays)
     return State(
         latents=jnp.zeros((target.num_hidden_layers, batch, context, target.latent_size), dtype),
-        keys=jnp.zeros(drafter_cache, dtype),
-        values=jnp.zeros(drafter_cache, dtype),
+        draft=jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), draft),
         **{name: jnp.zeros(batch, jnp.int32) for name in ("root", "length", "emitted")},
         finish=jnp.full(batch, IDLE, jnp.int32),
         pace=Pace(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(0)),
     )
-
-
-def append_rows(cache: jax.Array, rows: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
-    """Write rows [layers, B, n, ...] into cache [layers, B, S, ...] at `start` int32 [B]; only the first `count` int32
-    [B].
-    """
-    offset = jnp.arange(rows.shape[2], dtype=jnp.int32)
-    position = jnp.where(offset[None] < count[:, None], start[:, None] + offset[None], cache.shape[2])
-    sequence = jnp.broadcast_to(jnp.arange(cache.shape[1])[:, None], position.shape)
-    return cache.at[:, sequence, position].set(rows, mode="drop", unique_indices=False)

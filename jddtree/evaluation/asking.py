@@ -10,7 +10,7 @@ from typing import Any
 from jddtree.api import prompt_ids
 from jddtree.decoding.engine import Engine, Request, check_program, check_request
 from jddtree.decoding.generate import compile_engine, default_capacity, program_for
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.errors import UserError
 from jddtree.evaluation.slots import Job
 from jddtree.evaluation.task import Example, Task

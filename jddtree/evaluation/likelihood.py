@@ -15,9 +15,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jddtree.decoding.state import append_rows
 from jddtree.errors import UserError
 from jddtree.loading import Model
+from jddtree.models.cache import append_rows
 from jddtree.models.parameters import Tree
 from jddtree.models.target import Rows, Target
 from jddtree.parallel.mesh import AXIS

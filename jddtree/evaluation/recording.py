@@ -1,24 +1,28 @@
 """Decode with the real models and keep what each round saw: the tree, the target's choices, routing, times.
 
-The tokens are those of the engine: the stages are its own functions, compiled apart. Rounds are host arrays without
-padding, so that statistics need neither the models nor JAX.
+The rounds are those of the engine: made of the same stages, compiled apart so that each can be timed and what passes
+between them kept. They are host arrays without padding, so that statistics need neither the models nor JAX.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from jddtree.decoding import stages
 from jddtree.decoding.engine import Engine, Request
-from jddtree.decoding.rounds import Verified
+from jddtree.decoding.program import Models, Program
+from jddtree.decoding.stages import Settled, Verified
 from jddtree.decoding.state import RUNNING, Controls, State
 from jddtree.decoding.tree import Tree
 from jddtree.errors import UserError
-from jddtree.evaluation import stages
-from jddtree.evaluation.stages import Settled
+from jddtree.models.observer import Observer
+from jddtree.models.parameters import Tree as Weights
+
+NAMES = ("draft", "build", "verify", "walk+commit")
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Round:
     scores float32 [n], log-probability that the drafter gives the prefix; path int32 [accepted], accepted rows, the
     root first; emitted: tokens it gave, fewer than len(path) only where a stop token or a limit cut it; experts int32
     [MoE layers, n, k].
-    seconds: by stage in the order of `stages.NAMES`, of the whole batch; empty when not timed.
+    seconds: by stage in the order of `NAMES`, of the whole batch; empty when not timed.
     """
 
     tokens: np.ndarray
@@ -86,6 +90,10 @@ class Recorder(Engine):
 
     _stages: dict[str, jax.stages.Compiled] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        self.program = replace(self.program, observer=Observer())
+        super().__post_init__()
+
     def observe(self, state: State, controls: Controls) -> tuple[State, list[Round | None]]:
         """Run one round; the state passed in is consumed. None for sequences that did not run.
 
@@ -93,8 +101,7 @@ class Recorder(Engine):
         """
         seconds: list[float] = []
 
-        def stage(function: Callable, state: State, *arguments: Any) -> tuple[State, Any]:
-            name = function.__name__
+        def stage(name: str, function: Callable, state: State, *arguments: Any) -> tuple[State, Any]:
             if name not in self._stages:
                 self._stages[name] = self._lower(function, state, *arguments).compile()
             begun = time.perf_counter()
@@ -102,12 +109,26 @@ class Recorder(Engine):
             seconds.append(time.perf_counter() - begun)
             return result
 
-        state, drafted = stage(stages.draft, state, controls)
-        state, tree = stage(stages.build_trees, state, controls, drafted)
-        state, verified = stage(stages.verify, state, controls, tree)
-        state, settled = stage(stages.settle, state, controls, tree, verified)
+        state, candidates = stage("draft", _looking(stages.propose), state, controls)
+        state, (tree, planned) = stage("build", _looking(stages.plan_trees), state, controls, candidates)
+        state, verified = stage("verify", _looking(stages.verify), state, controls, tree)
+        state, settled = stage("walk+commit", _settle, state, controls, tree, planned, verified)
         self._check_finite(np.asarray(state.finish))
         return state, _rounds(tree, verified, settled, tuple(seconds))
+
+
+def _looking(stage: Callable[..., Any]) -> Callable[..., tuple[State, Any]]:
+    """A stage that only reads the state, as the function of program, weights and state that an engine compiles"""
+
+    def function(program: Program, weights: Weights, state: State, *arguments: Any) -> tuple[State, Any]:
+        return state, stage(Models(program, weights), state, *arguments)
+
+    return function
+
+
+def _settle(program: Program, weights: Weights, state: State, *arguments: Any) -> tuple[State, Settled]:
+    """`stages.settle` as the function that an engine compiles"""
+    return stages.settle(Models(program, weights), state, *arguments)
 
 
 def _rounds(tree: Tree, verified: Verified, settled: Settled, seconds: tuple[float, ...]) -> list[Round | None]:
@@ -118,7 +139,7 @@ def _rounds(tree: Tree, verified: Verified, settled: Settled, seconds: tuple[flo
         cut = lambda array: np.asarray(array)[b, :rows]
         return Round(
             cut(tree.tokens), cut(tree.parents), cut(tree.depths), cut(tree.scores), cut(choices),
-            path=np.asarray(settled.path)[b, : int(settled.accepted[b])],
+            path=np.asarray(settled.walked.path)[b, : int(settled.walked.accepted[b])],
             emitted=int(settled.emitted[b]), experts=experts[:, b, :rows], seconds=seconds,
         )  # fmt: skip
 
@@ -135,7 +156,7 @@ def record(
     """
     for request in requests:
         if request.method == "ar":
-            raise UserError("method is 'ar', but there is only something to record when it drafts; use ddtree")
+            raise UserError("method is 'ar', but there is only something to record when it drafts; use tree")
     size = recorder.program.capacity.sequences
     batches = [requests[begin : begin + size] for begin in range(0, len(requests), size)]
     return [recording for batch in batches for recording in _record_batch(recorder, batch, seen)]

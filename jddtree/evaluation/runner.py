@@ -17,7 +17,7 @@ from typing import Any
 
 from jddtree.decoding.engine import Engine
 from jddtree.decoding.generate import Statistics
-from jddtree.decoding.rounds import Program
+from jddtree.decoding.program import Program
 from jddtree.evaluation.asking import Settings, compiled, examples, fitting_program, job_or_error
 from jddtree.evaluation.samples import Row, Samples, missing, replace_file, results_file, run_time, samples_file
 from jddtree.evaluation.slots import Answer, Job, answers

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jddtree.benchmarks.results import Row
-from jddtree.evaluation.recording import Round
-from jddtree.evaluation.stages import NAMES
+from jddtree.evaluation.recording import NAMES, Round
 
 EDGES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RANKS_SHOWN = 3

@@ -1,4 +1,6 @@
-"""The one table of parameters: path, shape, dtype and the axis that a mesh splits.
+"""The table of the target's parameters: path, shape, dtype and the axis that a mesh splits.
+
+A drafter's table is of the same form and stands beside its converter (`converters.dflash`).
 
 A parameter tree is a nested dict of arrays; its paths are dotted here ("moe.q_b"). Layers of one kind are stacked along
 the leading axis, so that a layer loop is one scan. Routed experts of all layers stand in one array whose leading axis
@@ -15,7 +17,7 @@ are summed.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jddtree.config import DrafterConfig, TargetConfig
+from jddtree.config import TargetConfig
 
 Tree = dict[str, Any]
 
@@ -43,36 +45,14 @@ def target_parameters(config: TargetConfig) -> dict[str, Parameter]:
         "head": Parameter((vocab, hidden), split=0),
     }
     if config.first_k_dense_replace:
-        dense = _attention(config) | _mlp("mlp", hidden, config.intermediate_size)
-        table |= _stack("dense", config.first_k_dense_replace, dense)
-    moe = _attention(config) | _mlp("shared", hidden, config.shared_intermediate_size)
+        dense = _attention(config) | gated_mlp("mlp", hidden, config.intermediate_size)
+        table |= layer_stack("dense", config.first_k_dense_replace, dense)
+    moe = _attention(config) | gated_mlp("shared", hidden, config.shared_intermediate_size)
     moe |= {
         "router": Parameter((config.n_routed_experts, hidden)),
         "router_bias": Parameter((config.n_routed_experts,), "float32"),
     }
-    return table | _stack("moe", config.num_moe_layers, moe) | _experts(config)
-
-
-def drafter_parameters(config: DrafterConfig) -> dict[str, Parameter]:
-    """The drafter's parameters by dotted path; embedding and head are the target's."""
-    hidden, dim = config.hidden_size, config.head_dim
-    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
-    group = dim * (config.num_attention_heads // config.num_key_value_heads)
-    layer = {
-        "input_norm": Parameter((hidden,)),
-        "q": Parameter((queries, hidden), split=0, unit=group),
-        "k": Parameter((keys, hidden), split=0, unit=dim),
-        "v": Parameter((keys, hidden), split=0, unit=dim),
-        "o": Parameter((hidden, queries), split=1, unit=group),
-        "q_norm": Parameter((dim,)),
-        "k_norm": Parameter((dim,)),
-        "post_norm": Parameter((hidden,)),
-    } | _mlp("mlp", hidden, config.intermediate_size)
-    return {
-        "fc": Parameter((hidden, hidden * len(config.target_layer_ids)), split=1),
-        "hidden_norm": Parameter((hidden,)),
-        "norm": Parameter((hidden,)),
-    } | _stack("layers", config.num_hidden_layers, layer)
+    return table | layer_stack("moe", config.num_moe_layers, moe) | _experts(config)
 
 
 def nest(flat: dict[str, Any]) -> Tree:
@@ -104,7 +84,8 @@ def _attention(config: TargetConfig) -> dict[str, Parameter]:
     }
 
 
-def _mlp(name: str, hidden: int, width: int) -> dict[str, Parameter]:
+def gated_mlp(name: str, hidden: int, width: int) -> dict[str, Parameter]:
+    """The three matrices of a gated MLP; a mesh splits its width."""
     return {
         f"{name}_gate": Parameter((width, hidden), split=0),
         f"{name}_up": Parameter((width, hidden), split=0),
@@ -124,7 +105,9 @@ def _experts(config: TargetConfig) -> dict[str, Parameter]:
     }
 
 
-def _stack(name: str, layers: int, table: dict[str, Parameter]) -> dict[str, Parameter]:
+def layer_stack(name: str, layers: int, table: dict[str, Parameter]) -> dict[str, Parameter]:
+    """The parameters of one layer stacked for `layers` of them, their paths below `name`."""
+
     def stacked(parameter: Parameter) -> Parameter:
         split = None if parameter.split is None else parameter.split + 1
         return replace(parameter, shape=(layers, *parameter.shape), split=split)

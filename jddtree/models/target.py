@@ -17,6 +17,7 @@ from jddtree.config import TargetConfig
 from jddtree.models.layers import Weights, contract, fitting_kernels, gated_mlp, meet, rms_norm
 from jddtree.models.mla import LatentAttention, Rows, View, view_of
 from jddtree.models.moe import Experts
+from jddtree.models.observer import Observer
 from jddtree.models.parameters import Tree
 from jddtree.parallel.vocabulary import Vocabulary
 from pallas_kernels.expert_choice import Router, expert_choice
@@ -30,24 +31,24 @@ __all__ = ["DenseLayers", "MoELayers", "Rows", "Scored", "Target"]
 
 class Scored(NamedTuple):
     """hidden [B, C, H] before the final norm; taps [B, C, taps * H]; latents [layers, B, C, latent_size]; experts int32
-    [MoE layers, B, C, k], each row's choice, padding rows' too.
+    [MoE layers, B, C, k], each row's choice, padding rows' too, None without an observer.
     """
 
     hidden: jax.Array
     taps: jax.Array
     latents: jax.Array
-    experts: jax.Array
+    experts: jax.Array | None
 
 
 class Stream(NamedTuple):
     """What goes from layer to layer: residual stream and its norm [T, H], and what the layers leave behind: taps
-    [n, T, H], latents [layers, B, P, latent_size], the choices of experts int32 [MoE layers, T, k]."""
+    [n, T, H], latents [layers, B, P, latent_size], the choices of experts int32 [MoE layers, T, k] for an observer."""
 
     x: jax.Array
     normed: jax.Array
     taps: jax.Array
     latents: jax.Array
-    ids: jax.Array
+    ids: jax.Array | None
 
 
 class Made(NamedTuple):
@@ -71,15 +72,24 @@ class DenseLayers(LatentAttention):
 class MoELayers(LatentAttention):
     """All layers with attention and a mixture of experts: a router, routed experts and one shared expert."""
 
-    def __init__(self, config: TargetConfig, arrays: dict[str, jax.Array], kernels: str | None, experts: Experts):
+    def __init__(
+        self,
+        config: TargetConfig,
+        arrays: dict[str, jax.Array],
+        kernels: str | None,
+        experts: Experts,
+        observer: Observer | None = None,
+    ):
         super().__init__(config, arrays, kernels, experts.axis)
-        self.experts = experts
+        self.experts, self.observer = experts, observer
 
     def feed_forward(self, x: jax.Array, valid: jax.Array, place: Place) -> Made:
         """As that of `DenseLayers`."""
         stacks = [self.router[...], self.shared_gate[...], self.shared_up[...]]
         made = stack_matmul(x, stacks, place, self.kernels)
         ids, weights, inner = self.choose(made, place, x.dtype)
+        if self.observer is not None:
+            ids = self.observer.route(ids, self.arrays(), place)
         shared = stack_matmul(inner, [self.shared_down[...]], place, self.kernels, self.early)
         routed = self.experts(x, ids, weights, valid, place)
         if isinstance(routed, RoutedRows):
@@ -96,7 +106,8 @@ class MoELayers(LatentAttention):
 class Target(nnx.Module):
     """The whole model. arrays: the tree of `target_parameters`; taps: layers whose output the drafter wants.
 
-    kernels: implementation of the kernels ("xla", "pallas" or None for the best one on this device).
+    kernels: implementation of the kernels ("xla", "pallas" or None for the best one on this device). observer: sees and
+    may change which experts rows go to.
     """
 
     def __init__(
@@ -106,13 +117,16 @@ class Target(nnx.Module):
         taps: tuple[int, ...] = (),
         kernels: str | None = None,
         axis: str | None = None,
+        observer: Observer | None = None,
     ):
         for group in ("dense", "moe"):
             kernels = fitting_kernels(kernels, arrays.get(group, {}))
         self.config, self.taps, self.kernels, self.axis = config, taps, kernels, axis
         self.ends = Weights({name: arrays[name] for name in ("embed", "norm", "head")})
         self.dense = DenseLayers(config, arrays.get("dense", {}), kernels, axis)
-        self.moe = MoELayers(config, arrays["moe"], kernels, Experts(config, arrays["experts"], kernels, axis))
+        experts = Experts(config, arrays["experts"], kernels, axis)
+        self.observer = observer
+        self.moe = MoELayers(config, arrays["moe"], kernels, experts, observer)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids int32 [...] to [..., H]; ids outside the vocabulary give its last row."""
@@ -145,7 +159,9 @@ class Target(nnx.Module):
         taps = Taps(jnp.zeros((len(self.taps) + 1, *x.shape), x.dtype), jnp.asarray(self._tap_slots()))
         norms = self._norms()
         x, normed, _ = residual_norm(x, [], None, norms, Place(jnp.int32(0)), config.rms_norm_eps, self.kernels)
-        ids = jnp.zeros((config.num_moe_layers, x.shape[0], config.num_experts_per_tok), jnp.int32)
+        ids = None
+        if self.observer is not None:
+            ids = jnp.zeros((config.num_moe_layers, x.shape[0], config.num_experts_per_tok), jnp.int32)
         stream = Stream(x, normed, taps.buffer, self._own_latents(cache, rows), ids)
         for layers, first, last in ((self.dense, 0, dense), (self.moe, dense, config.num_hidden_layers)):
             step = partial(self._layer, layers, first, view, cache, norms, taps.slots)
@@ -153,7 +169,8 @@ class Target(nnx.Module):
         shape = rows.positions.shape
         latents = stream.latents[:, :, : shape[1]]
         flat_taps = jnp.moveaxis(stream.taps[:-1], 0, 1).reshape(*shape, -1)
-        return Scored(stream.x.reshape(*shape, -1), flat_taps, latents, stream.ids.reshape(-1, *shape, ids.shape[-1]))
+        experts = None if stream.ids is None else stream.ids.reshape(-1, *shape, config.num_experts_per_tok)
+        return Scored(stream.x.reshape(*shape, -1), flat_taps, latents, experts)
 
     def _layer(
         self, layers: DenseLayers | MoELayers, first: int, view: View, cache: jax.Array, norms: jax.Array,
@@ -171,7 +188,7 @@ class Target(nnx.Module):
         early = x.shape[0] > 1
         x, normed, kept = residual_norm(x, parts, routed, norms, following, eps, kernels, taps, early)
         ids = stream.ids
-        if made.experts is not None:
+        if ids is not None and made.experts is not None:
             ids = lax.dynamic_update_index_in_dim(ids, made.experts, layer - first, 0)
         assert kept is not None  # taps were given
         return layer + 1, Stream(x, normed, kept, latents, ids)

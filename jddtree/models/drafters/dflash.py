@@ -2,26 +2,88 @@
 
 Its layers attend to keys and values made from the target's tapped outputs, which are computed once per committed token
 (`context`) and cached; the block's own keys and values live for one pass only. Embedding and head are the target's.
+`DFlash` is what decoding sees of it, `DFlashModel` the network.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
-from jddtree.config import DrafterConfig
+from jddtree.config import DFlashConfig
 from jddtree.models import rope
+from jddtree.models.cache import append_rows
+from jddtree.models.drafters.base import Candidates, Committed, Ranking
 from jddtree.models.layers import Weights, fitting_kernels, gated_mlp, meet, rms_norm
 from jddtree.models.parameters import Tree
+from jddtree.models.target import Target
+from jddtree.parallel.mesh import AXIS
 from pallas_kernels import wide
 from pallas_kernels.draft_attention import Block, draft_attention, takes_heads
 from pallas_kernels.draft_heads import draft_heads
 from pallas_kernels.residual_norm import residual_norm
 from pallas_kernels.selection import Place
 from pallas_kernels.stack_matmul import stack_matmul
+
+
+class Caches(NamedTuple):
+    """The draft state: keys and values of committed tokens, [layers, B, S, key heads, head_dim] each."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class DFlash:
+    """DFlash as a `jddtree.models.drafters.base.Drafter`."""
+
+    def __init__(self, config: DFlashConfig):
+        self.config = config
+
+    def shapes(self, sequences: int, context: int, dtype: jnp.dtype, arrays: Tree | None = None) -> Caches:
+        """See `Drafter`."""
+        config, heads = self.config, self.config.num_key_value_heads
+        if arrays is not None:
+            heads = arrays["layers"]["k"].shape[1] // config.head_dim
+        shape = config.num_hidden_layers, sequences, context, heads, config.head_dim
+        cache: Any = jax.ShapeDtypeStruct(shape, dtype)
+        return Caches(cache, cache)
+
+    def specs(self) -> Caches:
+        """See `Drafter`; split by key heads."""
+        split: Any = P(None, None, None, AXIS)
+        return Caches(split, split)
+
+    def over(self, arrays: Tree, target: Target, kernels: str | None) -> "DFlashProposer":
+        """See `Drafter`."""
+        return DFlashProposer(self.config, DFlashModel(self.config, arrays, target.axis, kernels), target)
+
+
+class DFlashProposer:
+    """The network with the target's embedding and head."""
+
+    def __init__(self, config: DFlashConfig, model: "DFlashModel", target: Target):
+        self.config, self.model, self.target = config, model, target
+
+    def observe(self, draft: Caches, committed: Committed) -> Caches:
+        """See `Proposer`."""
+        keys, values = self.model.context(committed.taps, committed.positions)
+        start, counts = committed.start, committed.counts
+        return Caches(append_rows(draft.keys, keys, start, counts), append_rows(draft.values, values, start, counts))
+
+    def propose(self, draft: Caches, root: jax.Array, lengths: jax.Array, ranking: Ranking) -> Candidates:
+        """See `Proposer`."""
+        config, target = self.config, self.target
+        masks = jnp.full((root.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
+        embedded = target.embed(jnp.concatenate([root[:, None], masks], axis=1))
+        logits = target.head(self.model(embedded, lengths, draft.keys, draft.values))
+        if (cap := config.final_logit_softcapping) is not None:
+            logits = target.vocabulary.mask(cap * jnp.tanh(logits / cap))
+        positions = lengths[:, None] + jnp.arange(1, config.block_size, dtype=jnp.int32)[None]
+        return ranking(logits, positions)
 
 
 class Stream(NamedTuple):
@@ -46,12 +108,12 @@ class Context(NamedTuple):
     norms: jax.Array
 
 
-class Drafter(nnx.Module):
-    """The whole drafter: Qwen3-shaped layers, with grouped queries, norms on queries and keys, rotation over the whole
+class DFlashModel(nnx.Module):
+    """The network: Qwen3-shaped layers, with grouped queries, norms on queries and keys, rotation over the whole
     head. arrays: the tree of `drafter_parameters`, or a rank's slices of it; kernels: as the target's.
     """
 
-    def __init__(self, config: DrafterConfig, arrays: Tree, axis: str | None = None, kernels: str | None = None):
+    def __init__(self, config: DFlashConfig, arrays: Tree, axis: str | None = None, kernels: str | None = None):
         kernels = fitting_kernels(kernels, arrays["layers"]) if takes_heads(config.head_dim) else "xla"
         self.config, self.axis, self.kernels = config, axis, kernels
         self.ends = Weights({name: arrays[name] for name in ("fc", "hidden_norm", "norm")})
