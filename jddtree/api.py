@@ -70,7 +70,10 @@ def prepare(
     except TypeError as error:
         raise UserError(f"unknown option for a request: {error}") from None
     if made.method != "ar" and model.drafter is None:
-        raise UserError(f"method {made.method!r} needs a drafter, but none is loaded; give --draft DIR or --method ar")
+        raise UserError(
+            f"method {made.method!r} needs a drafter, but none is loaded; "
+            "give --draft DIR, --draft ngram or --method ar"
+        )
     if engine is not None:
         return engine, made
     shapes = default_capacity(model, made, **(capacity or {}))

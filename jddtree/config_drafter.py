@@ -71,6 +71,11 @@ class DFlashConfig:
     rope: Rope
     final_logit_softcapping: float | None = None
 
+    @property
+    def most_candidates(self) -> int:
+        """See `jddtree.drafter_kinds.DrafterConfig`; any token."""
+        return self.vocab_size
+
     def of_target(self) -> dict[str, tuple[str, int]]:
         """See `jddtree.drafter_kinds.DrafterConfig`."""
         return {

@@ -22,6 +22,10 @@ class DrafterConfig(Protocol):
         """Most tokens that a round emits: a draft is at most one less deep, and the target adds its own."""
 
     @property
+    def most_candidates(self) -> int:
+        """Most different candidates that it can give for one depth."""
+
+    @property
     def target_layer_ids(self) -> tuple[int, ...]:
         """0-based target layers whose output the drafter is given, ascending."""
 
@@ -45,6 +49,7 @@ class Kind:
 
 KINDS = {
     "dflash": Kind("jddtree.models.drafters.dflash:DFlash", checkpoint="converters.dflash:FORMAT"),
+    "ngram": Kind("jddtree.models.drafters.ngram:Ngram", config="jddtree.models.drafters.ngram:NgramConfig"),
 }
 
 

@@ -43,8 +43,8 @@ def economy_of(statistics: Statistics) -> dict[str, float | None]:
 
 
 def nodes_of(method: str, drafter: DrafterConfig | None) -> int:
-    """Nodes that a round of "ar" or "dflash" may use."""
-    return drafter.block_size - 1 if method == "dflash" and drafter else 0
+    """Nodes that a round of "ar" or "chain" may use."""
+    return drafter.block_size - 1 if method == "chain" and drafter else 0
 
 
 def _prompt(statistics: Statistics) -> str:

@@ -83,7 +83,7 @@ def test_json_is_exactly_one_object(command):
     assert report["finish_reason"] == "stop" and report["token_ids"][-1] == 1026
     assert report["rounds"] == len(report["emitted_per_round"]) == len(report["nodes_per_round"])
     assert len(report["token_ids"]) == 1 + sum(report["emitted_per_round"])
-    assert (report["method"], report["budget"]) == ("ddtree", 8)
+    assert (report["method"], report["budget"]) == ("tree", 8)
     assert set(report["timings"]) == {"load_s", "compile_s", "prefill_s", "decode_s"}
 
 
@@ -151,7 +151,7 @@ def test_closed_pipe_is_silent(environment):
         (["-p", "x", "--stop", ""], ["stop string 0 is ''"]),
         (["-p", "x", "--prompt-file", "y"], ["--prompt and --prompt-file", "one of them"]),
         (["--prompt-file", "nowhere.txt"], ["nowhere.txt", "cannot be read"]),
-        (["--target", micro_target(), "-p", "x"], ["'ddtree' needs a drafter", "--draft DIR"]),
+        (["--target", micro_target(), "-p", "x"], ["'tree' needs a drafter", "--draft DIR"]),
         (["--target", micro_target(), "--draft", micro_drafter()], ["no prompt was given", "--prompt"]),
         (["--target", micro_drafter(), "-p", "x"], ["DFlashDraftModel", "not known"]),
         (["--draft", micro_target(), "-p", "x"], ["KimiK25ForConditionalGeneration", "DFlash v1"]),

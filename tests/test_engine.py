@@ -20,7 +20,7 @@ PROMPT = [1024, 5, 6]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "medusa"}, "method is 'medusa', but must be one of ar, dflash, ddtree"),
+        ({"method": "medusa"}, "method is 'medusa', but must be one of ar, chain, tree"),
         ({"prompt": []}, "the prompt is empty"),
         ({"prompt": [1] * 160}, "the prompt is 160 tokens long, but the context holds 160"),
         ({"prompt": [1, 1280]}, "token id 1280, but this target's ids are 0 to 1279"),
@@ -59,7 +59,7 @@ def test_a_request_that_just_fits_is_taken(pair) -> None:
 
 def test_drafting_without_a_drafter_is_refused(pair) -> None:
     program = Program(pair.target, None, Capacity(rows=1))
-    for method in ("dflash", "ddtree"):
+    for method in ("chain", "tree"):
         with pytest.raises(UserError, match=f"method '{method}' needs a drafter"):
             check_request(program, Request(PROMPT, method=method))
 

@@ -44,9 +44,9 @@ def test_a_divergence_is_reported_with_its_margin(monkeypatch):
     def changed(model, engine, jobs):
         for answer in honest(model, engine, jobs):
             ids = list(answer.token_ids)
-            if jobs[0].request.method == "ddtree" and answer.index == 1:
+            if jobs[0].request.method == "tree" and answer.index == 1:
                 ids[4] += 1
-            if jobs[0].request.method == "ddtree" and answer.index == 2:
+            if jobs[0].request.method == "tree" and answer.index == 2:
                 ids = ids[:2]
             yield replace(answer, token_ids=ids)
 
@@ -69,7 +69,7 @@ def test_first_divergence():
 def test_lists_of_methods(text):
     with pytest.raises(UserError, match="--compare is "):
         methods_of(text)
-    assert methods_of("ddtree,ar") == ["ddtree", "ar"]
+    assert methods_of("ddtree,ar") == ["tree", "ar"]
 
 
 def test_a_prompt_that_does_not_fit_is_named():

@@ -72,7 +72,7 @@ class Bench:
     def fixed(self, budgets: Sequence[int], temperature: float) -> list[Fixed]:
         """Every fixed choice but plain decoding."""
         slots = self.model.drafter.block_size - 1 if self.model.drafter else 0
-        ways = [("dflash", slots), *(("ddtree", budget) for budget in budgets)]
+        ways = [("chain", slots), *(("tree", budget) for budget in budgets)]
         return [self._fixed(method, nodes, temperature) for method, nodes in ways]
 
     def _fixed(self, method: str, nodes: int, temperature: float) -> Fixed:
@@ -83,7 +83,7 @@ class Bench:
         results = [result for batch in batches for result in generate_batch(self.model, self.many, batch)]
         results = results[: len(requests)]
         rounds = [result.statistics.emitted_per_round for result in results]
-        name = "chain" if method == "dflash" else f"tree {nodes}"
+        name = "chain" if method == "chain" else f"tree {nodes}"
         return Fixed(name, nodes, [(sum(one), len(one)) for one in rounds], [result.token_ids for result in results])
 
     def auto(self, table: CostTable, temperature: float) -> tuple[Row, list[list[int]]]:

@@ -133,4 +133,4 @@ def _rows(model: Model, request: Request) -> int:
 
 
 def _nodes(bench: Bench, method: str, budget: int) -> int:
-    return bench.model.drafter.block_size - 1 if method == "dflash" and bench.model.drafter else budget
+    return bench.model.drafter.block_size - 1 if method == "chain" and bench.model.drafter else budget

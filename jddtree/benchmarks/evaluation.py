@@ -22,6 +22,7 @@ from jddtree.benchmarks import results
 from jddtree.benchmarks.results import Row
 from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.generate import compile_engine, default_capacity
+from jddtree.decoding.requests import METHODS
 from jddtree.evaluation import losslessness, runner
 from jddtree.evaluation.asking import Settings
 from jddtree.evaluation.likelihood import Scorer
@@ -33,9 +34,8 @@ from jddtree.loading import Model, load
 MODULE = "jddtree.benchmarks.evaluation"
 FEW, ALL, COMPARED = 20, 100, 50
 MAX_TOKENS, BUDGET, BATCH, CONTEXT = 128, 16, 8, 2048
-METHODS = ("ar", "dflash", "ddtree")
 LINES = ("stdlib_lines", "stdlib_line_ends")
-SETTINGS: dict[str, Any] = {"method": "ddtree", "budget": BUDGET}
+SETTINGS: dict[str, Any] = {"method": "tree", "budget": BUDGET}
 COLUMNS = {
     "scores": {
         "task": "", "metric": "", "value": ".4f", "stderr": ".4f", "n": "d", "errors": "d", "tokens": "d",

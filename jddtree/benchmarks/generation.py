@@ -20,7 +20,7 @@ COLUMNS = {
 
 def methods(budgets: Sequence[int]) -> list[tuple[str, int]]:
     """(method, budget) of plain decoding, the chain, and a tree per budget."""
-    return [("ar", 0), ("dflash", 0), *(("ddtree", budget) for budget in budgets)]
+    return [("ar", 0), ("chain", 0), *(("tree", budget) for budget in budgets)]
 
 
 def measure(model: Model, prompts: Sequence[Sequence[int]], budgets: Sequence[int], max_tokens: int) -> Iterator[Row]:
@@ -35,7 +35,7 @@ def measure(model: Model, prompts: Sequence[Sequence[int]], budgets: Sequence[in
         results = [generate_batch(model, engine, [request])[0] for request in requests]
         tokens = [result.token_ids for result in results]
         expected = expected or tokens
-        nodes = model.drafter.block_size - 1 if method == "dflash" and model.drafter else budget
+        nodes = model.drafter.block_size - 1 if method == "chain" and model.drafter else budget
         yield _row(method, nodes, engine.compile_seconds, results) | {"same_text": tokens == expected}
 
 

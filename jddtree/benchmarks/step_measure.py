@@ -215,7 +215,7 @@ def _sweep(bench: Bench, tokens: int) -> Row:
     settings, compiled = bench.settings, bench.ready("round", tokens).call
     dispatches = bench.call("round", tokens, settings.contexts[0], settings.routings[0])
     assert isinstance(dispatches, Dispatches)
-    prompts = [Request([1] * length, method="ar" if tokens == 1 else "ddtree", budget=0) for length in (1, 9)]
+    prompts = [Request([1] * length, method="ar" if tokens == 1 else "tree", budget=0) for length in (1, 9)]
 
     def everything(budgets: Sequence[int], contexts: Sequence[int]) -> None:
         for budget in budgets:

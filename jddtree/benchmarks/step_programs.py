@@ -82,7 +82,7 @@ class Shapes:
 
 def request(tokens: int, drafts: bool) -> Request:
     """What a sequence asks for whose rounds verify `tokens` rows; it never ends."""
-    return Request([0], UNLIMITED, "ddtree" if drafts else "ar", tokens - 1)
+    return Request([0], UNLIMITED, "tree" if drafts else "ar", tokens - 1)
 
 
 def controls(program: Program, tokens: int) -> Controls:

@@ -74,7 +74,7 @@ def record(path: Path) -> None:
     from jddtree.loading import load as load_model
 
     model = load_model()
-    requests = [Request(prompt, 48, "ddtree", BUDGET) for prompt in read_prompts(model, None)]
+    requests = [Request(prompt, 48, "tree", BUDGET) for prompt in read_prompts(model, None)]
     recordings = recording.record(make_recorder(model, requests), requests)
     whole = [[one for one in recorded.rounds if len(one.tokens) == ROWS] for recorded in recordings]
 

@@ -19,6 +19,7 @@ from jddtree.cli.inputs import read_text
 from jddtree.cli.progress import Bars, Counter
 from jddtree.decoding.calibration import read_calibration
 from jddtree.decoding.engine import Engine
+from jddtree.decoding.requests import method_of
 from jddtree.errors import UserError
 from jddtree.evaluation import losslessness, plots, runner, speculation_report
 from jddtree.evaluation.asking import Settings, fitting_requests
@@ -77,6 +78,7 @@ def run(
     for whatever cannot be used, before anything slow where that can be known, and KeyboardInterrupt after Ctrl-C; what
     was answered by then is kept.
     """
+    request["method"] = method_of(request["method"])
     _check(tasks, compare, golden, perplexity, plot, request["method"])
     start(coordinator, processes, process_id)
     methods = losslessness.methods_of(compare) if compare is not None else []
@@ -135,7 +137,7 @@ def _check(
         raise UserError(f"{'--compare' if compare else '--plot'} needs prompts; give --tasks NAMES")
     if tasks is None and golden is None and perplexity is None:
         raise UserError("there is nothing to do; give --tasks NAMES, --golden FILE or --perplexity FILE")
-    if plot is not None and method != "ddtree":
+    if plot is not None and method != "tree":
         raise UserError(f"--plot shows what trees bring, but the method is {method!r}; leave out one of the two")
     if plot is not None:
         plots.check()

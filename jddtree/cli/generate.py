@@ -93,7 +93,7 @@ def run(
     )  # fmt: skip
     if known is not None:
         engine.calibration = known
-    if made.auto and made.method == "ddtree" or cost is not None:
+    if made.auto and made.method == "tree" or cost is not None:
         engine.costs = cost_table(engine, made.prompt, len(made.prompt) + made.max_tokens // 2, cost, compile_cache)
     result, interrupted = write(model, engine, made, stop or [], echo=first and not json_output)
     if first and json_output:
@@ -158,7 +158,7 @@ def report(model: Model, request: Request, result: Result) -> dict[str, Any]:
         "prompt_ids": result.prompt_ids,
         "finish_reason": result.finish_reason,
         "method": request.method,
-        "budget": request.budget if request.method == "ddtree" else stats.nodes_of(request.method, model.drafter),
+        "budget": request.budget if request.method == "tree" else stats.nodes_of(request.method, model.drafter),
         "rounds": len(statistics.emitted_per_round),
         "emitted_per_round": statistics.emitted_per_round,
         "nodes_per_round": statistics.nodes_per_round,

@@ -31,7 +31,15 @@ Target = Annotated[
         help="Folder of a Kimi K2.6 checkpoint, or of a store made by convert. Default: the bundled micro model.",
     ),
 ]
-Draft = Annotated[Path | None, typer.Option("--draft", help="Folder of a DFlash drafter for the target.")]
+Draft = Annotated[
+    Path | None,
+    typer.Option(
+        "--draft",
+        metavar="FOLDER|ngram",
+        help="Folder of a drafter for the target, or ngram: look up the text's own earlier words, without weights.",
+    ),
+]
+Method = Literal["ar", "chain", "tree", "dflash", "ddtree"]  # the last two are other names of chain and tree
 Mesh = Annotated[int | None, typer.Option("--mesh", help="Devices to split the model over. Default: all accelerators.")]
 ExpertLayout = Annotated[
     Literal["tensor", "expert"], typer.Option(help="On each rank a slice of every expert, or whole experts.")
@@ -143,9 +151,9 @@ def generate(
     draft: Draft = None,
     check: Check = False,
     method: Annotated[
-        Literal["ar", "dflash", "ddtree"],
+        Method,
         typer.Option(help="Plain decoding, the drafter's top-1 chain, or a best-first tree. The text is the same."),
-    ] = "ddtree",
+    ] = "tree",
     budget: Budget = "auto",
     cost: Cost = None,
     calibration: Calibrated = None,
@@ -261,7 +269,7 @@ def evaluate(
         bool, typer.Option("--allow-code", help="Run the programs that the model writes; see docs/evaluation.md.")
     ] = False,
     compare: Annotated[
-        str | None, typer.Option(help="Instead of scoring, run the prompts by these methods, like ar,dflash,ddtree.")
+        str | None, typer.Option(help="Instead of scoring, run the prompts by these methods, like ar,chain,tree.")
     ] = None,
     golden: Annotated[
         Path | None, typer.Option(help="Check the model against recorded outputs, like vllm_golden.json.")
@@ -276,9 +284,7 @@ def evaluate(
     target: Target = None,
     draft: Draft = None,
     check: Check = False,
-    method: Annotated[
-        Literal["ar", "dflash", "ddtree"], typer.Option(help="How to decode; the text is the same.")
-    ] = "ddtree",
+    method: Annotated[Method, typer.Option(help="How to decode; the text is the same.")] = "tree",
     budget: Budget = "32",
     cost: Cost = None,
     calibration: Calibrated = None,
@@ -310,7 +316,7 @@ def evaluate(
     return run(**settings)
 
 
-@bench.command("generate", help="Rounds, acceptance length and speed of ar, dflash and ddtree over a set of prompts.")
+@bench.command("generate", help="Rounds, acceptance length and speed of ar, chain and tree over a set of prompts.")
 def bench_generate(
     target: Target = None,
     draft: Draft = None,

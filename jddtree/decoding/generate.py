@@ -83,13 +83,14 @@ def default_capacity(model: Model, request: Request, **changes: Any) -> Capacity
     if model.drafter is None or (request.method == "ar" and "rows" not in given):
         rows = 1
     else:
-        nodes = request.budget if request.method == "ddtree" else model.drafter.block_size - 1
+        nodes = request.budget if request.method == "tree" else model.drafter.block_size - 1
         rows = max(-(-(nodes + 1) // ROW_TILE) * ROW_TILE, model.drafter.block_size)
     rows = given.pop("rows", rows)
-    candidates = min(max(rows - 1, 1), model.target.vocab_size)
+    most = 1 if model.drafter is None else model.drafter.most_candidates
+    candidates = min(max(rows - 1, 1), most)
     if request.top_k_cap is not None and 1 <= request.top_k_cap < candidates:
         candidates = request.top_k_cap
-    if request.auto and request.method == "ddtree" and model.drafter is not None:
+    if request.auto and request.method == "tree" and model.drafter is not None:
         block = model.drafter.block_size
         given.setdefault("widths", tuple(width for width in (1, block, 2 * block) if width < rows))
     wanted = max(len(request.prompt) + max(request.max_tokens, 1), SMALLEST_CONTEXT)

@@ -44,8 +44,8 @@ def measure(engine: Engine, prompt: Sequence[int], bucket: int, sweeps: int = SW
     state, *_ = engine.start([plain] * capacity.sequences)
     jobs = [plain]
     if engine.program.drafter is not None:
-        jobs += [replace(plain, method="ddtree", budget=nodes) for nodes in node_counts(engine)]
-        jobs.append(replace(plain, method="ddtree", budget=1, auto=True))  # drafts, and verifies the root alone
+        jobs += [replace(plain, method="tree", budget=nodes) for nodes in node_counts(engine)]
+        jobs.append(replace(plain, method="tree", budget=1, auto=True))  # drafts, and verifies the root alone
     seconds = np.full(len(jobs), np.inf)
     for _ in range(sweeps + 1):  # the first warms up, and may only lower the least
         for place, job in enumerate(jobs):

@@ -18,23 +18,30 @@ from jddtree.decoding.state import STOP_IDS, Controls
 from jddtree.decoding.tree import Shape
 from jddtree.errors import UserError
 
-METHODS = ("ar", "dflash", "ddtree")
+METHODS = ("ar", "chain", "tree")
+ALIASES = {"dflash": "chain", "ddtree": "tree"}  # the names of the papers, which are those of drafters here
+
+
+def method_of(name: str) -> str:
+    """The method that a name or an alias stands for; an unknown name comes back as it is."""
+    return ALIASES.get(name, name)
 
 
 @dataclass(frozen=True)
 class Request:
     """One sequence to decode.
 
-    prompt: token ids. method: "ar" (no draft), "dflash" (the top-1 chain) or "ddtree". budget: nodes per round beside
-    the root, for "ddtree". auto: use as many of them as pay, by the engine's cost table. top_k_cap: candidates per
-    slot, None for all compiled ones. spine: put the top-1 chain first. temperature 0 is greedy; top_p 1 keeps
-    everything. sequence: tells samples with one seed apart. coupling: draft with the target's noise, where it samples;
-    tau: how much its scores are flattened, None for the best known (`jddtree.decoding.coupling`). stop_ids: at most 16.
+    prompt: token ids. method: "ar" (no draft), "chain" (the top-1 candidates) or "tree"; an alias is replaced by what
+    it stands for. budget: nodes per round beside the root, for "tree". auto: use as many of them as pay, by the
+    engine's cost table. top_k_cap: candidates per slot, None for all compiled ones. spine: put the top-1 chain first.
+    temperature 0 is greedy; top_p 1 keeps everything. sequence: tells samples with one seed apart. coupling: draft with
+    the target's noise, where it samples; tau: how much its scores are flattened, None for the best known
+    (`jddtree.decoding.coupling`). stop_ids: at most 16.
     """
 
     prompt: Sequence[int]
     max_tokens: int = 256
-    method: str = "ddtree"
+    method: str = "tree"
     budget: int = 32
     top_k_cap: int | None = None
     spine: bool = False
@@ -46,6 +53,9 @@ class Request:
     auto: bool = False
     coupling: bool = True
     tau: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", method_of(self.method))
 
 
 def controls_of(
@@ -63,8 +73,8 @@ def controls_of(
         row[: len(request.stop_ids)] = request.stop_ids
     most = np.iinfo(np.int32).max
     weights = [calibration.of(request.temperature, request.coupling) for request in filled]
-    budgets = {"ar": lambda request: 0, "dflash": lambda request: most, "ddtree": lambda request: request.budget}
-    caps = [1 if request.method == "dflash" else request.top_k_cap or most for request in filled]
+    budgets = {"ar": lambda request: 0, "chain": lambda request: most, "tree": lambda request: request.budget}
+    caps = [1 if request.method == "chain" else request.top_k_cap or most for request in filled]
     return Controls(
         sampling=Sampling(
             np.array([request.temperature for request in filled], np.float32),
@@ -79,7 +89,7 @@ def controls_of(
             np.array([request.spine for request in filled]),
         ),
         economy=Economy(
-            np.array([request.auto and request.method == "ddtree" for request in filled]),
+            np.array([request.auto and request.method == "tree" for request in filled]),
             np.array(weights, np.float32),
             costs.arrays(program.capacity.sequences * program.capacity.rows),
         ),
@@ -113,9 +123,10 @@ def check_request(program: Program, request: Request) -> None:
         raise UserError(f"--max-tokens is {request.max_tokens}, but must be 1 to {2**31 - 1}")
     if request.method != "ar" and program.drafter is None:
         raise UserError(
-            f"method {request.method!r} needs a drafter, but none was given; add --draft DIR or use --method ar"
+            f"method {request.method!r} needs a drafter, but none was given; "
+            "give --draft DIR, --draft ngram or --method ar"
         )
-    if request.method == "ddtree" and not 0 <= request.budget < capacity.rows:
+    if request.method == "tree" and not 0 <= request.budget < capacity.rows:
         raise UserError(
             f"the budget is {request.budget} nodes, but the capacity of {capacity.rows} rows allows 0 to "
             f"{capacity.rows - 1}; lower --budget or raise --capacity"

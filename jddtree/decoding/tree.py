@@ -84,8 +84,8 @@ def lattice(depth: int, budget: int, candidates: int) -> Lattice:
 def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, table: Lattice, capacity: int) -> Tree:
     """Build the trees of one round.
 
-    root: int32 [B]; log_probs float32 and ids int32 [B, depth, candidates], best first, of each slot; capacity: rows of
-    the result, the root included. The table must belong to this depth and these candidates.
+    root: int32 [B]; log_probs float32 and ids int32 [B, depth, candidates], best first, of each slot, -inf where it has
+    no more; capacity: rows of the result, the root included. The table must belong to this depth and these candidates.
     """
     nodes = min(capacity - 1, len(table.depths))
     scores = _prefix_scores(log_probs, table)
@@ -94,6 +94,8 @@ def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, t
     prefix = jnp.pad(chosen, ((0, 0), (1, capacity - 1 - nodes)))  # of each row; any where there is none
     is_node = (row > 0) & (row <= jnp.minimum(shape.budget, nodes)[:, None])
     is_node &= jnp.take(jnp.asarray(table.ranks.max(1)), prefix) < shape.rank_cap[:, None]
+    score = jnp.take_along_axis(scores, prefix, axis=1)
+    is_node &= score != -jnp.inf  # where a slot has fewer candidates
     is_root = jnp.broadcast_to(row == 0, is_node.shape)
 
     def rows(first, values, padding):
@@ -107,7 +109,7 @@ def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, t
         jnp.where(sees & (row[:, None] < row[:, :, None]), row[:, None], -1).max(-1),  # the last of its ancestors
         rows(0, jnp.take(jnp.asarray(table.depths), prefix), 0),
         valid,
-        rows(0.0, jnp.take_along_axis(scores, prefix, axis=1), -jnp.inf),
+        rows(0.0, score, -jnp.inf),
         pack(sees),
     )
 
@@ -146,11 +148,15 @@ def _prefix_scores(log_probs: jax.Array, table: Lattice) -> jax.Array:
 
 
 def _order(scores: jax.Array, shape: Shape, table: Lattice) -> jax.Array:
-    """What prefixes are chosen by, float32 [B, M]: their scores, except for the spine's and those that are not to be"""
+    """What prefixes are chosen by, float32 [B, M]: their scores, except for the spine's and those that are not to be.
+
+    A broken drafter costs speed, never the order of parents and children: NaN comes last of what may be chosen.
+    """
     widest = jnp.asarray(table.ranks.max(1))[None]
-    allowed = widest < shape.rank_cap[:, None]
-    proper = allowed & ~jnp.isnan(scores)  # a broken drafter costs speed, never the order of parents and children
-    return jnp.where((widest == 0) & shape.spine[:, None], jnp.inf, jnp.where(proper, scores, -jnp.inf))
+    allowed = (widest < shape.rank_cap[:, None]) & (scores != -jnp.inf)
+    order = jnp.where(jnp.isnan(scores), jnp.finfo(jnp.float32).min, scores)
+    order = jnp.where((widest == 0) & shape.spine[:, None], jnp.inf, order)
+    return jnp.where(allowed, order, -jnp.inf)
 
 
 def _slots(table: Lattice, candidates: int) -> jax.Array:

@@ -96,8 +96,10 @@ def fitting_program(model: Model, jobs: Sequence[Job | str], settings: Settings)
     A prompt too long for the model fits no program; it becomes an error of its row.
     Raises UserError for settings that would fail in every request.
     """
-    if settings.request.get("method", "ddtree") != "ar" and model.drafter is None:
-        raise UserError("this method needs a drafter, but none is loaded; give --draft DIR or --method ar")
+    if settings.request.get("method", "tree") != "ar" and model.drafter is None:
+        raise UserError(
+            "this method needs a drafter, but none is loaded; give --draft DIR, --draft ngram or --method ar"
+        )
     probe = Request(prompt=[0], max_tokens=settings.max_tokens, stop_ids=model.stop_ids, **settings.request)
     requests = [job.request for job in jobs if isinstance(job, Job)] or [probe]
     longest = max(requests, key=lambda request: len(request.prompt) + request.max_tokens)

@@ -42,7 +42,7 @@ def requests_of(mode: str, prompts: Sequence[Sequence[int]], budget: int, max_to
 def recorder_of(model: Model, prompts: Sequence[Sequence[int]], budget: int, max_tokens: int, batch: int) -> Recorder:
     """A recorder of `batch` sequences for the prompts. Raises UserError for a model without a drafter."""
     if model.drafter is None:
-        raise UserError("calibrating needs a drafter, but none is loaded; give --draft DIR")
+        raise UserError("calibrating needs a drafter, but none is loaded; give --draft DIR or --draft ngram")
     longest = max(map(len, prompts))
     widest = Request([0] * longest, max_tokens, budget=budget)
     rows = max(budget + 1, model.drafter.block_size)

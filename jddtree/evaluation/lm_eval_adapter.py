@@ -35,7 +35,7 @@ class JDDTreeLM(LM):
         self,
         model: Model,
         *,
-        method: str = "ddtree",
+        method: str = "tree",
         budget: int = 32,
         batch: int = 8,
         context: int = 2048,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from jddtree.decoding.engine import Engine
-from jddtree.decoding.requests import METHODS
+from jddtree.decoding.requests import METHODS, method_of
 from jddtree.errors import UserError
 from jddtree.evaluation.asking import Settings, compiled, examples, fitting_program, job
 from jddtree.evaluation.likelihood import Scorer
@@ -23,8 +23,8 @@ Progress = Callable[[str, int, int, int], None]
 
 
 def methods_of(text: str) -> list[str]:
-    """The methods of a comma list. Raises UserError for an unknown one and for fewer than two."""
-    methods = text.split(",")
+    """The methods of a comma list, aliases replaced. Raises UserError for an unknown one and for fewer than two."""
+    methods = [method_of(name) for name in text.split(",")]
     if len(set(methods)) < max(len(methods), 2) or not set(methods) <= set(METHODS):
         raise UserError(f"--compare is {text!r}, but must be two or more of {','.join(METHODS)} with commas")
     return methods

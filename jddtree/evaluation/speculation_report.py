@@ -109,7 +109,7 @@ def make_recorder(
 ) -> Recorder:
     """A recorder of one sequence that the requests fit into. Raises UserError when there is none."""
     if model.drafter is None:
-        raise UserError("a speculation report needs a drafter, but none is loaded; give --draft DIR")
+        raise UserError("a speculation report needs a drafter, but none is loaded; give --draft DIR or --draft ngram")
     widest = max(requests, key=lambda request: len(request.prompt) + request.max_tokens)
     program = program_for(model, default_capacity(model, widest, **capacity), kernels)
     check_program(program)
