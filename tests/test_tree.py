@@ -203,6 +203,17 @@ def test_a_broken_drafter_cannot_break_the_tree(broken: float, ids: list[int]) -
             assert tree.parents[row] < row and tree.depths[row] == tree.depths[tree.parents[row]] + 1
 
 
+@pytest.mark.parametrize("spine", [False, True])
+def test_places_without_a_candidate_never_enter_the_tree(spine: bool) -> None:
+    """Two candidates, one and none at the three depths: a tree of the only four paths, whatever the budget."""
+    log_probs = np.array([[-0.7, -1.2, -np.inf], [-0.9, -np.inf, -np.inf], [-np.inf] * 3], np.float32)
+    tree = make(log_probs, np.array([[7, 8, 0], [9, 0, 0], [0, 0, 0]]), budget=20, spine=spine)
+    used = np.flatnonzero(tree.valid)
+    assert used.tolist() == [0, 1, 2, 3, 4]
+    paths = {(tree.tokens[row], tree.tokens[tree.parents[row]]) for row in used[1:]}
+    assert paths == {(7, ROOT), (8, ROOT), (9, 7), (9, 8)}
+
+
 def test_lattice_sizes_and_order() -> None:
     """Sizes for depth 7 and 15 as counted in the derivation (a prefix needs r1 + r1 r2 + .. within the budget)."""
     assert [len(lattice(7, budget, budget).depths) for budget in (8, 16, 32, 64)] == [53, 285, 1379, 6005]

@@ -1,9 +1,9 @@
 """Prompt lookup: what followed the last tokens earlier in the same text is proposed again. It has no weights.
 
-The end of prompt and answer, the root included, is looked for among all earlier places (prompt lookup decoding; Yang et
-al., arXiv 2304.04487). The longest matches are taken, of equal ones the latest. A match of n tokens weighs `SURER` ** n.
-A candidate's probability is the weight of the matches that it follows, divided by the weight of all and 1 for what was
-never said. So candidates of long matches, and those that follow many, come first.
+The end of prompt and answer, the root included, is looked for among all earlier places (prompt lookup decoding;
+Yang et al., arXiv 2304.04487). The longest matches are taken, of equal ones the latest. A match of n tokens weighs
+`SURER` ** n. A candidate's probability is the weight of the matches that it follows, divided by the weight of all and
+1 for what was never said. So candidates of long matches, and those that follow many, come first.
 
 Candidates are factorised: those of a depth are the union of what all matches say there, whatever was drafted before.
 Along the top-1 chain this is exact, since there a match that agrees with the chain so far counts as that much longer.
