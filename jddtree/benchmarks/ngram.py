@@ -40,10 +40,11 @@ def measure(model: Model, prompts: Sequence[Sequence[int]], max_tokens: int) -> 
 
     plain = decoded("ar", 0)
     by_way = {name: decoded(*way) for name, way in WAYS.items()}
-    rows = [
-        _row(model, plain[n : n + 1], {name: way[n : n + 1] for name, way in by_way.items()}) for n in range(len(plain))
-    ]
-    return [*map(at, range(len(plain))), _row(model, plain, by_way) | {"prompt": "all"}]
+
+    def row(n: int) -> Row:
+        return _row(model, plain[n : n + 1], {name: found[n : n + 1] for name, found in by_way.items()})
+
+    return [*map(row, range(len(plain))), _row(model, plain, by_way) | {"prompt": "all"}]
 
 
 def _row(model: Model, plain: Sequence[Result], by_way: dict[str, list[Result]]) -> Row:
