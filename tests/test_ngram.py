@@ -137,6 +137,14 @@ def test_a_slot_that_is_used_again_remembers_nothing(engine, cases):
     assert lengths == fresh.lengths
 
 
+def test_rounds_can_be_timed_at_every_size(engine):
+    """Where nothing matches a tree is its root alone, but for the cost curve it has all its nodes."""
+    state, controls, *_ = engine.start([Request([5, 6, 7], 9, budget=nodes) for nodes in (1, 7, 16)] + [None])
+    filled = controls._replace(trees=controls.trees._replace(fill=np.ones(4, bool)))
+    _, dispatch = engine.run(state, filled)
+    assert [set(nodes) for nodes in dispatch.nodes] == [{1}, {7}, {16}, set()]
+
+
 # ---- By name ----
 
 

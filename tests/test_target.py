@@ -1,5 +1,6 @@
 """The target against third-party results in float32: layer by layer, as a whole, with a cache, and over a tree."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from jddtree.decoding.state import RUNNING, initial_state
 from jddtree.decoding.tree import Shape, build
 from jddtree.models.layers import rms_norm
 from jddtree.models.mla import LatentAttention, view_of
+from jddtree.models.observer import Observer
 from jddtree.models.rope import inverse_frequencies
 from jddtree.models.target import MoELayers, Rows, Target
 from pallas_kernels import wide
@@ -193,6 +195,29 @@ def test_a_tree_verification_pass_is_the_reference(pair, golden, text: int) -> N
         close(latent, arrays[f"committed_cache.{layer}.latent"], f"latent {layer}")
         close(key, arrays[f"committed_cache.{layer}.k_rope"], f"key {layer}")
         assert not found["cache"][layer, 0, begin + len(accepted) :].any()
+
+
+class Everything0(Observer):
+    """Sends every row to expert 0, k times over."""
+
+    def route(self, ids, arrays, place):
+        return jnp.zeros_like(ids)
+
+
+def test_an_observer_sees_and_changes_the_choice_of_experts(pair) -> None:
+    """Without one the pass keeps none of it."""
+    config, tokens = pair.target, jnp.array([[5, 6, 7]])
+
+    @partial(jax.jit, static_argnums=0)
+    def scored(observer):
+        model = Target(config, pair.weights["target"], observer=observer)
+        return model(tokens, rows_of(jnp.array([3]), 3), empty_cache(config, 1, jnp.float32))
+
+    plain, seen, moved = (scored(observer) for observer in (None, Observer(), Everything0()))
+    shape = (config.num_moe_layers, 1, 3, config.num_experts_per_tok)
+    assert plain.experts is None and seen.experts.shape == moved.experts.shape == shape
+    assert np.array_equal(plain.hidden, seen.hidden) and not np.array_equal(seen.hidden, moved.hidden)
+    assert (np.diff(np.sort(seen.experts, axis=-1)) > 0).all() and not np.asarray(moved.experts).any()
 
 
 VERIFY_SHAPES = {"sequences": 1, "rows": 65, "candidates": 64, "context": 112, "chunk": 96}

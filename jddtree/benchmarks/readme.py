@@ -1,6 +1,7 @@
 """Tables of the documentation, made from the results files: `python -m jddtree.benchmarks.readme` writes them in.
 
-A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`.
+A table stands between the lines `<!-- table: FILE -->` and `<!-- end -->`. A method that a file has by an alias is
+shown by its name.
 """
 
 import json
@@ -9,12 +10,20 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from jddtree.benchmarks import auto_budget, coupling, evaluation, generation, kernels_table, results, step_table
+from jddtree.benchmarks import auto_budget, coupling, evaluation, generation, kernels_table, ngram, results, step_table
+from jddtree.decoding.requests import method_of
 from jddtree.evaluation import calibrating
 from pallas_kernels.launch import expert_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/economics.md", "docs/evaluation.md", "docs/kernels.md", "docs/performance.md")
+PAGES = (
+    "README.md",
+    "docs/drafters.md",
+    "docs/economics.md",
+    "docs/evaluation.md",
+    "docs/kernels.md",
+    "docs/performance.md",
+)
 KERNEL_COLUMNS = {
     "kernel": "",
     "tokens": "d",
@@ -31,6 +40,7 @@ MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
     "docs/results/coupling-cpu.json tau": lambda rows: results.table(of_table(rows, "tau"), coupling.TAU_COLUMNS),
     "docs/results/auto-budget-cpu.json": lambda rows: results.table(of_table(rows, "auto"), auto_budget.COLUMNS),
     "jddtree/assets/micro/calibration.json": lambda rows: results.table(of_table(rows, "check"), calibrating.COLUMNS),
+    "docs/results/ngram-cpu.json": lambda rows: results.table(rows, ngram.COLUMNS),
     "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
     "docs/results/kernels-h200.json": kernels_table.summary,
     "docs/results/kernels-h200.json whole kernels": lambda rows: results.table(defaults(rows), KERNEL_COLUMNS),
@@ -69,7 +79,8 @@ def with_tables(text: str, root: Path = ROOT) -> str:
 def _table(found: re.Match[str], root: Path) -> str:
     measured = json.loads((root / found[2].split()[0]).read_text(encoding="utf-8"))
     origin = f"`{measured['command']}`, {measured['date'][:10]}, {measured['card']}, jax {measured['versions']['jax']}"
-    return f"{found[1]}{MADE_BY[found[2]](measured['rows'])}\n\n{origin}\n{found[3]}"
+    rows = [row | {"method": method_of(row["method"])} if "method" in row else row for row in measured["rows"]]
+    return f"{found[1]}{MADE_BY[found[2]](rows)}\n\n{origin}\n{found[3]}"
 
 
 if __name__ == "__main__":

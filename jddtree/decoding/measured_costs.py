@@ -1,7 +1,8 @@
 """The cost curve of an engine on the machine that it runs on: its own compiled round, timed at several row counts.
 
 Every measurement starts from the same prefilled state with the lengths set to the context that the curve is for; what
-the rounds write there is of no interest. The least of several times is kept: other work only ever adds to it.
+the rounds write there is of no interest. Trees are filled up to their budgets, whatever the drafter has to say. The
+least of several times is kept: other work only ever adds to it.
 """
 
 import time
@@ -62,6 +63,7 @@ def _time(engine: Engine, state: State, job: Request, length: int) -> tuple[Stat
         length=put(length, state.length), emitted=put(1, state.emitted), finish=put(RUNNING, state.finish), pace=zeros
     )
     controls = engine.controls([job] * engine.program.capacity.sequences)
+    controls = controls._replace(trees=controls.trees._replace(fill=np.ones_like(controls.trees.fill)))
     if job.auto:  # rows so dear that no node pays
         costs = controls.economy.costs
         dear = np.geomspace(1, 1e30, costs.rows.shape[1], dtype=np.float32)

@@ -87,6 +87,7 @@ def controls_of(
             integers(budgets[request.method](request) for request in filled),
             integers(caps),
             np.array([request.spine for request in filled]),
+            np.zeros(len(filled), bool),
         ),
         economy=Economy(
             np.array([request.auto and request.method == "tree" for request in filled]),

@@ -49,12 +49,15 @@ class Tree(NamedTuple):
 
 class Shape(NamedTuple):
     """Which trees to build, as data: budget int32 [B], nodes beside the root; rank_cap int32 [B], candidates per slot
-    (1 is a chain); spine bool [B], whether the top-1 chain comes before everything else.
+    (1 is a chain); spine bool [B], whether the top-1 chain comes before everything else; fill bool [B], whether places
+    without a candidate are used too, so that a tree has its whole budget: to time rounds of a known size, as the walk
+    of such a tree means nothing.
     """
 
     budget: jax.Array
     rank_cap: jax.Array
     spine: jax.Array
+    fill: jax.Array | bool = False
 
 
 def lattice(depth: int, budget: int, candidates: int) -> Lattice:
@@ -95,7 +98,7 @@ def build(root: jax.Array, log_probs: jax.Array, ids: jax.Array, shape: Shape, t
     is_node = (row > 0) & (row <= jnp.minimum(shape.budget, nodes)[:, None])
     is_node &= jnp.take(jnp.asarray(table.ranks.max(1)), prefix) < shape.rank_cap[:, None]
     score = jnp.take_along_axis(scores, prefix, axis=1)
-    is_node &= score != -jnp.inf  # where a slot has fewer candidates
+    is_node &= _taken(score, shape)
     is_root = jnp.broadcast_to(row == 0, is_node.shape)
 
     def rows(first, values, padding):
@@ -153,10 +156,16 @@ def _order(scores: jax.Array, shape: Shape, table: Lattice) -> jax.Array:
     A broken drafter costs speed, never the order of parents and children: NaN comes last of what may be chosen.
     """
     widest = jnp.asarray(table.ranks.max(1))[None]
-    allowed = (widest < shape.rank_cap[:, None]) & (scores != -jnp.inf)
-    order = jnp.where(jnp.isnan(scores), jnp.finfo(jnp.float32).min, scores)
+    allowed = (widest < shape.rank_cap[:, None]) & _taken(scores, shape)
+    order = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
+    order = jnp.maximum(order, jnp.finfo(jnp.float32).min)
     order = jnp.where((widest == 0) & shape.spine[:, None], jnp.inf, order)
     return jnp.where(allowed, order, -jnp.inf)
+
+
+def _taken(scores: jax.Array, shape: Shape) -> jax.Array:
+    """Whether prefixes of such scores may be nodes, bool [B, n]: not where a slot has no more candidates"""
+    return (scores != -jnp.inf) | jnp.asarray(shape.fill).reshape(-1, 1)
 
 
 def _slots(table: Lattice, candidates: int) -> jax.Array:
