@@ -197,7 +197,7 @@ def test_a_tree_verification_pass_is_the_reference(pair, golden, text: int) -> N
         assert not found["cache"][layer, 0, begin + len(accepted) :].any()
 
 
-class Everything0(Observer):
+class FirstExpertOnly(Observer):
     """Sends every row to expert 0, k times over."""
 
     def route(self, ids, arrays, place):
@@ -213,7 +213,7 @@ def test_an_observer_sees_and_changes_the_choice_of_experts(pair) -> None:
         model = Target(config, pair.weights["target"], observer=observer)
         return model(tokens, rows_of(jnp.array([3]), 3), empty_cache(config, 1, jnp.float32))
 
-    plain, seen, moved = (scored(observer) for observer in (None, Observer(), Everything0()))
+    plain, seen, moved = (scored(observer) for observer in (None, Observer(), FirstExpertOnly()))
     shape = (config.num_moe_layers, 1, 3, config.num_experts_per_tok)
     assert plain.experts is None and seen.experts.shape == moved.experts.shape == shape
     assert np.array_equal(plain.hidden, seen.hidden) and not np.array_equal(seen.hidden, moved.hidden)

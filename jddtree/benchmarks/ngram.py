@@ -48,8 +48,7 @@ def measure(model: Model, prompts: Sequence[Sequence[int]], max_tokens: int) -> 
 
 
 def _row(model: Model, plain: Sequence[Result], by_way: dict[str, list[Result]]) -> Row:
-    prefix = model.defaults.raw_prefix
-    shown = [token for token in plain[0].prompt_ids if token not in prefix]
+    shown = [token for token in plain[0].prompt_ids if token not in model.defaults.raw_prefix]
     first = model.tokenizer.decode(shown).split()
     texts = [one.token_ids for one in plain]
     return {
