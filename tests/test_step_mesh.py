@@ -65,7 +65,7 @@ def test_a_rank_alone_takes_the_slices_of_the_first_device(bench, monkeypatch):
 
     monkeypatch.setattr(programs, "compile_stage", compile_stage)
     weights, *_ = step_mesh.rank_alone(bench, 9, 64, "uniform")()
-    assert given["axis"] is None and given["state"].keys.shape[3] == 1
+    assert given["axis"] is None and given["state"].draft.keys.shape[3] == 1
     first = bench.weights["target"]["embed"].addressable_shards[0].data
     assert weights["target"]["embed"].unsafe_buffer_pointer() == first.unsafe_buffer_pointer()
     assert all(array.devices() == {jax.devices()[0]} for array in jax.tree.leaves(given["weights"]))
