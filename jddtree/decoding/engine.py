@@ -104,8 +104,8 @@ class Engine:
         options = [rows if name == "rounds" else None for name in lowered]
         with ThreadPoolExecutor(len(recipes)) as pool:
             compiled = dict(zip(lowered, pool.map(_compile, lowered.values(), options), strict=True))
-        for name, program in compiled.items():
-            if self.kept is not None:
+        if self.kept is not None:
+            for name, program in compiled.items():
                 self.kept.save(name, program)
         return {name: program or compiled[name] for name, program in loaded.items()}
 
@@ -122,13 +122,9 @@ class Engine:
         if self.mesh is not None:
             specs = jax.tree.map(lambda array: array.sharding.spec, self.weights)
             state, *others = state_specs(self.program.drafter), *[P()] * (len(arguments) - 1)
-            call = jax.shard_map(
-                call,
-                mesh=self.mesh,
-                in_specs=(specs, state, *others),
-                out_specs=(state, P()),
-                check_vma=False,
-            )
+            inputs = (specs, state, *others)
+            outputs = (state, P())
+            call = jax.shard_map(call, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
         return jax.jit(call, donate_argnums=1).lower(self.weights, *arguments)
 
     def abstract_state(self) -> State:

@@ -38,7 +38,8 @@ class KeptPrograms:
     def load(self, name: str) -> jax.stages.Compiled | None:
         """A program that was kept; None where there is none that can be used."""
         try:
-            return serialize_executable.deserialize_and_load(*pickle.loads((self.folder / name).read_bytes()))
+            parts = pickle.loads((self.folder / name).read_bytes())
+            return serialize_executable.deserialize_and_load(*parts, execution_devices=jax.devices()[:1])
         except FileNotFoundError:
             return None
         except Exception:  # whatever a damaged file or another build of XLA makes of it: compile again
