@@ -38,7 +38,6 @@ def prepare(
     capacity: dict[str, int | None] | None = None,
     cost: CostTable | str | Path | None = None,
     keep_costs: bool = True,
-    keep_programs: bool = False,
     calibration: Calibration | None = None,
     **request: Any,
 ) -> tuple[Engine, Request]:
@@ -48,15 +47,15 @@ def prepare(
     capacity: fields of `Capacity` to set; the rest follow from the request. request: fields of `Request`,
     where the budget may be "auto": as many nodes as pay. What rounds cost is then `cost` (a table or its
     file), or comes from the user's cache, or is measured and, with keep_costs, kept there; an engine that
-    knows its costs keeps them. keep_programs: likewise of compiled programs. calibration: what the
-    drafter's scores are worth, None for the model's own.
+    knows its costs keeps them. calibration: what the drafter's scores are worth,
+    None for the model's own.
     Raises UserError for whatever cannot be used, before anything is compiled.
     """
     ids = prompt_ids(model, prompt, raw=raw, system_prompt=system_prompt, thinking=thinking, tools=tools)
     asked = _request(model, ids, ignore_eos, capacity or {}, request)
     table = read_costs(Path(cost)) if isinstance(cost, str | Path) else cost
     if engine is None:
-        engine = _new_engine(model, asked, capacity or {}, kernels, keep_programs)
+        engine = _new_engine(model, asked, capacity or {}, kernels)
     if calibration is not None:
         engine.calibration = calibration
     if table is not None:
@@ -93,9 +92,7 @@ def _request(
     return request
 
 
-def _new_engine(
-    model: Model, request: Request, capacity: dict[str, int | None], kernels: str, keep: bool
-) -> Engine:
+def _new_engine(model: Model, request: Request, capacity: dict[str, int | None], kernels: str) -> Engine:
     """An engine of the smallest shapes for a request, which is checked before compiling takes seconds to
     minutes
     """
@@ -103,7 +100,7 @@ def _new_engine(
     program = program_for(model, shapes, kernels)
     check_program(program)
     check_request(program, request)
-    return compile_engine(model, shapes, kernels, keep)
+    return compile_engine(model, shapes, kernels)
 
 
 def stream(model: Model, prompt: Prompt, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:

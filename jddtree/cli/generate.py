@@ -114,7 +114,6 @@ def prepared(
         capacity=shapes.fields(),
         cost=inputs.costs,
         keep_costs=how.compile_cache,
-        keep_programs=how.compile_cache,
         calibration=inputs.calibration,
         budget=budget,
         max_tokens=request.max_tokens,

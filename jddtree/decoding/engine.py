@@ -23,7 +23,7 @@ from jddtree.decoding import rounds
 from jddtree.decoding.budget import Pace
 from jddtree.decoding.calibration import UNCALIBRATED, Calibration
 from jddtree.decoding.costs import UNKNOWN, CostTable
-from jddtree.decoding.program import Keeper, Program, check_program, compiler_options
+from jddtree.decoding.program import Program, check_program, compiler_options
 from jddtree.decoding.requests import Request, check_request, controls_of, merged_controls
 from jddtree.decoding.rounds import Chunk
 from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, Controls, State, initial_state
@@ -60,7 +60,6 @@ class Engine:
     weights: {"target": tree, "drafter": tree or absent} of arrays on the device; dtype: that of the caches;
     mesh: the one that the weights are on, when the program has an axis. calibration and costs are what `auto`
     requests and plans go by; they are data and may be set at any time, for the controls made from then on.
-    kept: where compiled programs are looked up and kept.
     """
 
     program: Program
@@ -69,7 +68,6 @@ class Engine:
     mesh: Mesh | None = None
     calibration: Calibration = UNCALIBRATED
     costs: CostTable = UNKNOWN
-    kept: Keeper | None = None
     compile_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -80,34 +78,16 @@ class Engine:
         flags = jax.ShapeDtypeStruct((batch,), jnp.bool_)
         counts = jax.ShapeDtypeStruct((batch,), jnp.int32)
         tokens = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
-        prompt = Chunk(tokens, counts, flags)
         shardings = None if self.mesh is None else self._shardings()
-        programs = self._compiled(
-            {
-                "prefill": lambda: self._lower(rounds.prefill, state, controls, prompt),
-                "rounds": lambda: self._lower(rounds.run_rounds, state, controls),
-                "empty": lambda: jax.jit(self._initial, out_shardings=shardings).lower(),
-            }
+        lowered = (
+            self._lower(rounds.prefill, state, controls, Chunk(tokens, counts, flags)),
+            self._lower(rounds.run_rounds, state, controls),
+            jax.jit(self._initial, out_shardings=shardings).lower(),
         )
-        self._prefill = programs["prefill"]
-        self._rounds = programs["rounds"]
-        self._empty = programs["empty"]
+        rows = None if self.mesh is not None else batch * self.program.capacity.rows
+        with ThreadPoolExecutor(len(lowered)) as pool:
+            self._prefill, self._rounds, self._empty = pool.map(_compile, lowered, (None, rows, None))
         self.compile_seconds = time.perf_counter() - begun
-
-    def _compiled(
-        self, recipes: dict[str, Callable[[], jax.stages.Lowered]]
-    ) -> dict[str, jax.stages.Compiled]:
-        """Programs by name: those that were kept, the others lowered in turn and compiled side by side"""
-        loaded = {name: self.kept.load(name) if self.kept else None for name in recipes}
-        lowered = {name: recipes[name]() for name, program in loaded.items() if program is None}
-        rows = None if self.mesh is not None else self.program.capacity.sequences * self.program.capacity.rows
-        options = [rows if name == "rounds" else None for name in lowered]
-        with ThreadPoolExecutor(len(recipes)) as pool:
-            compiled = dict(zip(lowered, pool.map(_compile, lowered.values(), options), strict=True))
-        if self.kept is not None:
-            for name, program in compiled.items():
-                self.kept.save(name, program)
-        return {name: program or compiled[name] for name, program in loaded.items()}
 
     @property
     def programs(self) -> dict[str, jax.stages.Compiled]:

@@ -4,7 +4,6 @@ machine.
 
 import os
 from dataclasses import dataclass
-from typing import Protocol
 
 import jax
 
@@ -40,16 +39,6 @@ class Program:
     def block(self) -> int:
         """Most tokens that a round can emit: the depth of its drafts and one more."""
         return self.drafter.block_size if self.drafter else 1
-
-
-class Keeper(Protocol):
-    """Keeps the compiled programs of one engine for later processes."""
-
-    def load(self, name: str) -> jax.stages.Compiled | None:
-        """A program that was kept, None where there is none."""
-
-    def save(self, name: str, program: jax.stages.Compiled) -> None:
-        """Keep a program."""
 
 
 def check_program(program: Program) -> None:

@@ -8,7 +8,6 @@ from jddtree.decoding.requests import Request
 from jddtree.decoding.state import Capacity
 from jddtree.loading import Model
 from jddtree.parallel.mesh import AXIS
-from jddtree.serving.kept_programs import KeptPrograms
 
 ROW_TILE = 8
 SMALLEST_CONTEXT = 2048
@@ -45,12 +44,8 @@ def program_for(model: Model, capacity: Capacity, kernels: str = "auto") -> Prog
     return Program(model.target, drafter, capacity, kernels, AXIS if model.mesh else None)
 
 
-def compile_engine(model: Model, capacity: Capacity, kernels: str = "auto", keep: bool = False) -> Engine:
-    """Compile prefill and rounds for a capacity. Raises UserError when the capacity cannot work.
-
-    keep: on one device, look the programs up in the user's cache first, and keep them there.
-    """
+def compile_engine(model: Model, capacity: Capacity, kernels: str = "auto") -> Engine:
+    """Compile prefill and rounds for a capacity. Raises UserError when the capacity cannot work."""
     program = program_for(model, capacity, kernels)
     weights = model.weights if program.drafter else {"target": model.weights["target"]}
-    kept = KeptPrograms(program, weights, model.dtype) if keep and model.mesh is None else None
-    return Engine(program, weights, model.dtype, model.mesh, model.defaults.calibration, kept=kept)
+    return Engine(program, weights, model.dtype, model.mesh, model.defaults.calibration)
