@@ -117,14 +117,12 @@ class Checkpoint:
             if unnamed:
                 raise UserError(
                     f"{self.directory / shard} holds {_listed(unnamed)}, which {INDEX_NAME} does not "
-                    "place there; "
-                    "download the index and the shard again"
+                    "place there; download the index and the shard again"
                 )
         elif twice := [name for name in found if name in self.entries]:
             raise UserError(
                 f"{self.directory / shard} holds {_listed(twice)}, which {self.entries[twice[0]].shard} "
-                "holds too; "
-                "keep the shards of one checkpoint in the folder"
+                "holds too; keep the shards of one checkpoint in the folder"
             )
         self.entries |= found
 
@@ -135,8 +133,7 @@ class Checkpoint:
         if lost:
             raise UserError(
                 f"{self.directory / self.index.weight_map[lost[0]]} does not hold {_listed(lost)}, which "
-                f"{INDEX_NAME} "
-                "places there; download the index and the shard again"
+                f"{INDEX_NAME} places there; download the index and the shard again"
             )
         found = sum(entry.nbytes for entry in self.entries.values())
         if self.index.total_size in (None, found):
@@ -168,8 +165,7 @@ def read_index(directory: Path) -> Index | None:
         if not inside(shard):
             raise UserError(
                 f"{path}: field 'weight_map' names the shard {shard[:80]!r}, which is no file inside the "
-                "folder; "
-                "download the index again"
+                "folder; download the index again"
             )
     size: Any = metadata.get("total_size") if isinstance(metadata, dict) else None
     return Index(weights, int(size) if type(size) in (int, float) else None)
@@ -226,8 +222,7 @@ def _shard_names(directory: Path, index: Index | None) -> tuple[str, ...]:
         if lost:
             raise UserError(
                 f"{directory} lacks {len(lost)} of the {len(names)} shards that {INDEX_NAME} names: "
-                f"{_listed(lost)}; "
-                "download them"
+                f"{_listed(lost)}; download them"
             )
         return tuple(names)
     if os.path.isfile(directory / SINGLE_NAME):

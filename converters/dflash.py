@@ -192,9 +192,8 @@ def _check_taps(checkpoint: Checkpoint, prefix: str, config: DFlashConfig) -> No
     if entry is not None and len(entry.shape) == 2 and entry.shape[1] != width:
         raise UserError(
             f"{checkpoint.directory}: fc.weight has {entry.shape[1]} columns, but the {taps} "
-            "target_layer_ids of "
-            f"config.json need {width} ({taps} x hidden_size {config.hidden_size}); give the config of "
-            "this drafter"
+            f"target_layer_ids of config.json need {width} ({taps} x hidden_size {config.hidden_size}); "
+            "give the config of this drafter"
         )
 
 

@@ -66,8 +66,7 @@ class Conversion:
             found = changes(header, identity) or ["the program"]
             raise UserError(
                 f"the source changed since the conversion into {self.out} began: {', '.join(found)}; put "
-                "back what it "
-                "was, or start over with --force"
+                "back what it was, or start over with --force"
             )
         lost = [number for number in self.journal.done if not self._present(number)]
         for number in lost:
@@ -96,19 +95,17 @@ class Conversion:
 
     def _no_space(self, missing: int, free: int) -> UserError:
         return UserError(
-            f"the disk of {self.out} is too full: the store needs {self.plan.nbytes / GB:.3f} GB, of which "
-            f"{max(0, missing) / GB:.3f} GB are not written yet, and {free / GB:.3f} GB are free; make "
-            "room and run "
-            "the same command again, it resumes"
+            f"the disk of {self.out} is too full: the store needs {self.plan.nbytes / GB:.3f} GB, of "
+            f"which {max(0, missing) / GB:.3f} GB are not written yet, and {free / GB:.3f} GB are free; "
+            "make room and run the same command again, it resumes"
         )
 
     def _no_such_size(self) -> UserError:
         largest = max(size for part in self.plan.parts for size in part.sizes.values())
         return UserError(
             f"a file of {self.out} would be larger than this process may write (ulimit -f) or its file "
-            "system allows: "
-            f"the largest has {largest / GB:.3f} GB; raise that limit and run the same command again, it "
-            "resumes"
+            f"system allows: the largest has {largest / GB:.3f} GB; raise that limit and run the same "
+            "command again, it resumes"
         )
 
     @contextmanager
@@ -122,8 +119,7 @@ class Conversion:
             if error.errno not in FULL:
                 raise UserError(
                     f"the conversion into {self.out} cannot go on: {error}; mend that and run the same "
-                    "command again, "
-                    "it resumes"
+                    "command again, it resumes"
                 ) from None
             missing = self.plan.nbytes - self.resumed - self.written
             raise self._no_space(missing, shutil.disk_usage(self.out).free) from None

@@ -99,8 +99,7 @@ class Journal:
         if value["version"] != VERSION:
             raise UserError(
                 f"{self.directory} was begun by another version (store version {value['version']}, this "
-                "program writes "
-                f"{VERSION}); start over with --force"
+                f"program writes {VERSION}); start over with --force"
             )
 
 

@@ -107,8 +107,7 @@ def read_manifest(directory: Path) -> dict[str, Part]:
     if values.get("version") != VERSION:
         raise UserError(
             f"{directory} is a store of version {values.get('version')!r}, but this program reads "
-            f"version {VERSION}; "
-            "convert the checkpoint again with --force"
+            f"version {VERSION}; convert the checkpoint again with --force"
         )
     try:
         return _parts(values["parts"])

@@ -78,8 +78,7 @@ class RequestOptions:
     budget: Any = option(
         None,
         "Nodes of a tree, the root not counted; auto: as many as pay, by --cost. Default: auto, and 15 "
-        "for the bundled "
-        "model.",
+        "for the bundled model.",
         **BUDGET,
     )
     cost: Path | None = option(

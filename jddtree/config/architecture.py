@@ -16,13 +16,11 @@ LAYERS = 1024  # so that a broken file cannot ask for tables without end
 EXPERTS = 1 << 17  # of all layers; K2.6 has 23040
 EITHER_FIELDS = ("quantization_config", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 MODEL_FIELDS = tuple(
-    "vocab_size hidden_size num_hidden_layers first_k_dense_replace intermediate_size moe_intermediate_size "
-    "n_routed_experts num_local_experts n_shared_experts num_experts_per_tok routed_scaling_factor "
-    "norm_topk_prob "
-    "num_attention_heads num_key_value_heads q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim "
-    "qk_head_dim "
-    "head_dim v_head_dim rms_norm_eps max_position_embeddings rope_theta rope_scaling rope_parameters "
-    "rope_interleave "
+    "vocab_size hidden_size num_hidden_layers first_k_dense_replace intermediate_size "
+    "moe_intermediate_size n_routed_experts num_local_experts n_shared_experts num_experts_per_tok "
+    "routed_scaling_factor norm_topk_prob num_attention_heads num_key_value_heads q_lora_rank "
+    "kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim head_dim v_head_dim rms_norm_eps "
+    "max_position_embeddings rope_theta rope_scaling rope_parameters rope_interleave "
     "partial_rotary_factor hidden_act n_group topk_group scoring_func topk_method moe_layer_freq "
     "attention_bias "
     "mlp_bias num_nextn_predict_layers".split()
@@ -137,9 +135,8 @@ def _check_architecture(outer: Fields, text: Fields) -> None:
     if not known or text_type not in TARGET_MODEL_TYPES:
         raise UserError(
             f"{outer.path}: architecture {names} (model_type {model_type!r}, text model_type "
-            f"{text_type!r}) is not "
-            f"known; give a Kimi K2.6 checkpoint ({TARGET_ARCHITECTURES[0]}, model_type "
-            f"{TARGET_MODEL_TYPES[0]!r})"
+            f"{text_type!r}) is not known; give a Kimi K2.6 checkpoint ({TARGET_ARCHITECTURES[0]}, "
+            f"model_type {TARGET_MODEL_TYPES[0]!r})"
         )
 
 

@@ -164,8 +164,7 @@ def _check_variant(fields: Fields, inner: Fields) -> None:
     if names != [DRAFTER_ARCHITECTURE]:
         raise UserError(
             f"{fields.path}: architecture is {names}, but only ['{DRAFTER_ARCHITECTURE}'] (DFlash v1) is "
-            "supported; "
-            "give a v1 drafter"
+            "supported; give a v1 drafter"
         )
     fields.require("model_type", "qwen3", "the drafter")
     for place in (inner, fields):

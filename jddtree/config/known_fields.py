@@ -15,15 +15,13 @@ NEUTRAL = frozenset(
     # what the file is
     "_name_or_path name_or_path _commit_hash architectures auto_map model_type transformers_version "
     "transformers_weights tokenizer_class finetuning_task task_specific_params problem_type id2label "
-    "label2id "
-    "num_labels prefix "
+    "label2id num_labels prefix "
     # training, and how a library computes the same numbers
-    "attention_dropout hidden_dropout initializer_range aux_loss_alpha seq_aux router_aux_loss_coef ep_size "
-    "pretraining_tp gradient_checkpointing use_cache torchscript chunk_size_feed_forward use_bfloat16 "
-    "tf_legacy_loss "
-    "_attn_implementation attn_implementation _experts_implementation experts_implementation "
-    "base_model_tp_plan "
-    "tie_encoder_decoder is_decoder keys_to_ignore_at_inference ignore_keys_at_rope_validation "
+    "attention_dropout hidden_dropout initializer_range aux_loss_alpha seq_aux router_aux_loss_coef "
+    "ep_size pretraining_tp gradient_checkpointing use_cache torchscript chunk_size_feed_forward "
+    "use_bfloat16 tf_legacy_loss _attn_implementation attn_implementation _experts_implementation "
+    "experts_implementation base_model_tp_plan tie_encoder_decoder is_decoder "
+    "keys_to_ignore_at_inference ignore_keys_at_rope_validation "
     # what a call returns
     "return_dict use_return_dict output_attentions output_hidden_states output_router_logits output_scores "
     "return_dict_in_generate num_return_sequences "

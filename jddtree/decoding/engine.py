@@ -198,8 +198,7 @@ class Engine:
         if request.auto and request.method == "tree" and self.costs is UNKNOWN:
             raise UserError(
                 "the budget is auto, but what rounds cost is not known; set Engine.costs "
-                "(jddtree.prepare and "
-                "jddtree.generate measure it), or give a number of nodes"
+                "(jddtree.prepare and jddtree.generate measure it), or give a number of nodes"
             )
 
     def _chunks(self, requests: Sequence[Request | None]) -> Iterator[Chunk]:

@@ -63,8 +63,7 @@ def check_program(program: Program) -> None:
         if capacity.rows < program.block:
             raise UserError(
                 f"capacity is {capacity.rows} rows, but a chain of block size {program.block} needs "
-                f"{program.block}; "
-                f"raise --capacity to at least {program.block}"
+                f"{program.block}; raise --capacity to at least {program.block}"
             )
         if not 1 <= capacity.candidates <= target.vocab_size:
             raise UserError(

@@ -117,8 +117,7 @@ def check_request(program: Program, request: Request) -> None:
     if len(prompt) >= capacity.context:
         raise UserError(
             f"the prompt is {len(prompt)} tokens long, but the context holds {capacity.context} with at "
-            "least one new "
-            "token; shorten the prompt or raise --max-context"
+            "least one new token; shorten the prompt or raise --max-context"
         )
     if bad := [token for token in prompt if not 0 <= token < vocabulary]:
         raise UserError(

@@ -156,8 +156,7 @@ class JDDTreeLM(LM):
         if not 1 <= most < self.context:
             raise UserError(
                 f"max_gen_toks is {most}, but the context is {self.context} tokens, prompt included; set "
-                "another "
-                f"max_gen_toks (gen_kwargs of simple_evaluate), or context= of JDDTreeLM up to "
+                "another max_gen_toks (gen_kwargs of simple_evaluate), or context= of JDDTreeLM up to "
                 f"{self.model.target.max_position_embeddings}"
             )
         return most

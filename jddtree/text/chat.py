@@ -77,8 +77,7 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise UserError(
                 f"{file} does not exist and {config} has chat_template {str(source)[:40]!r}, expected a "
-                "template; "
-                "copy chat_template.jinja of the model into the folder"
+                "template; copy chat_template.jinja of the model into the folder"
             )
         return cls(source, f"chat_template in {config}", _special_tokens(fields))
 

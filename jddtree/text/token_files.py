@@ -49,8 +49,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
         if token in ranks:
             raise UserError(
                 f"{path} line {number}: token {token!r} has rank {rank} but it has rank {ranks[token]} "
-                "before, "
-                "expected every token once; download the file again"
+                "before, expected every token once; download the file again"
             )
         ranks[token] = rank
     _check_ranks(path, ranks)
@@ -73,8 +72,7 @@ def read_special_tokens(path: Path, first_id: int) -> dict[str, int]:
         if name in specials:
             raise UserError(
                 f"{path}: special token {name!r} has both id {specials[name]} and id {identifier}, "
-                "expected one; "
-                "use the tokenizer_config.json that belongs to this tiktoken.model"
+                "expected one; use the tokenizer_config.json that belongs to this tiktoken.model"
             )
         specials[name] = identifier
     return specials
@@ -105,8 +103,7 @@ def _check_ranks(path: Path, ranks: dict[bytes, int]) -> None:
         if found != expected:
             raise UserError(
                 f"{path}: found rank {found} where rank {expected} was expected (ranks are 0, 1, 2, ... "
-                "once each); "
-                "download the file again"
+                "once each); download the file again"
             )
     for value in range(256):
         if bytes([value]) not in ranks:
@@ -138,8 +135,7 @@ def _added_tokens(path: Path, first_id: int, end: int) -> dict[int, str]:
         if not _ID.fullmatch(key) or name is None:
             raise UserError(
                 f"{path}: added_tokens_decoder[{key!r}] is {str(entry)[:80]!r}, expected an id with a "
-                "content; "
-                "download the file again"
+                "content; download the file again"
             )
         identifier = int(key)
         if not first_id <= identifier < end:

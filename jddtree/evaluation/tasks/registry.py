@@ -51,7 +51,6 @@ def _allowed(task: Task, allow_code: bool) -> Task:
     if task.needs_code and not allow_code:
         raise UserError(
             f"task {task.name} runs programs that the model writes; add --allow-code to accept that, "
-            "after reading "
-            "in docs/evaluation.md what the sandbox does not protect from"
+            "after reading in docs/evaluation.md what the sandbox does not protect from"
         )
     return task
