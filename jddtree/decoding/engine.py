@@ -170,8 +170,7 @@ class Engine:
         """
         for request in requests:
             if request is not None:
-                check_request(self.program, request)
-                self._check_costs(request)
+                self.check(request)
         fresh = np.array([request is not None for request in requests])
         new = self.controls(requests)
         if controls is not None:
@@ -194,7 +193,9 @@ class Engine:
         idle = np.isin(np.arange(self.program.capacity.sequences), list(sequences))
         return state._replace(finish=_where(idle, IDLE, state.finish))
 
-    def _check_costs(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Raise UserError for a request that does not fit, or is `auto` while costs are unknown."""
+        check_request(self.program, request)
         if request.auto and request.method == "tree" and self.costs is UNKNOWN:
             raise UserError(
                 "the budget is auto, but what rounds cost is not known; set Engine.costs "

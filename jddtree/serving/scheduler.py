@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jddtree.decoding.engine import Dispatch, Engine, check_request
+from jddtree.decoding.engine import Dispatch, Engine
 from jddtree.decoding.requests import Request
 from jddtree.decoding.state import Controls, State
 from jddtree.errors import UserError
@@ -86,7 +86,7 @@ class Scheduler:
 
     def submit(self, request: Request, stop: Sequence[str] = ()) -> int:
         """Queue a request; returns its ticket. Raises UserError when it does not fit the engine."""
-        check_request(self.engine.program, request)
+        self.engine.check(request)
         writer = open_transcript(self.model, request.prompt, stop, self.engine.compile_seconds)
         self._tickets += 1
         self._waiting.append(_Entry(self._tickets, request, writer))

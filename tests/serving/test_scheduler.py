@@ -97,3 +97,11 @@ def test_cancelling_what_has_ended_does_nothing():
     pieces = drain(scheduler, {})
     scheduler.cancel(ticket)
     assert pieces[ticket][-1].finish_reason == "length" and not scheduler.busy
+
+
+def test_auto_without_costs_is_refused_when_it_is_submitted():
+    """Not when it is admitted, where it would end the requests beside it."""
+    scheduler = Scheduler(micro(), engine())
+    with pytest.raises(UserError, match="what rounds cost is not known"):
+        scheduler.submit(replace(requests()[0], auto=True))
+    assert not scheduler.busy
