@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from jddtree.decoding.calibration import Calibration
-from jddtree.decoding.costs import UNKNOWN, CostTable, read_costs
+from jddtree.decoding.costs import CostTable, read_costs
 from jddtree.decoding.engine import Engine, check_program
 from jddtree.decoding.requests import Request, check_request
 from jddtree.errors import UserError
 from jddtree.loading import Model
 from jddtree.prompts import Prompt, prompt_ids
 from jddtree.serving import generation
-from jddtree.serving.cost_cache import cost_table
+from jddtree.serving.cost_cache import equip
 from jddtree.serving.engines import compile_engine, default_capacity, program_for
 from jddtree.serving.transcript import Piece, Result
 
@@ -56,12 +56,9 @@ def prepare(
     table = read_costs(Path(cost)) if isinstance(cost, str | Path) else cost
     if engine is None:
         engine = _new_engine(model, asked, capacity or {}, kernels)
-    if calibration is not None:
-        engine.calibration = calibration
-    if table is not None:
-        engine.costs = table
-    elif asked.auto and asked.method == "tree" and engine.costs is UNKNOWN:
-        engine.costs = cost_table(engine, asked.prompt, len(asked.prompt) + asked.max_tokens // 2, keep_costs)
+    plans = asked.auto and asked.method == "tree"
+    measured_for = (asked.prompt, len(asked.prompt) + asked.max_tokens // 2) if plans else None
+    equip(engine, calibration, table, measured_for, keep_costs)
     return engine, asked
 
 

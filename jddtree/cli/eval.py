@@ -36,7 +36,7 @@ from jddtree.evaluation.speculation import plots
 from jddtree.evaluation.tasks.definition import Task
 from jddtree.loading import Model
 from jddtree.parallel.processes import finish, is_first, start
-from jddtree.serving.cost_cache import cost_table
+from jddtree.serving.cost_cache import equip
 from jddtree.serving.user_cache import use_compile_cache
 from jddtree.text.stop_strings import StopStrings
 from jddtree.user_files import read_text
@@ -116,14 +116,11 @@ def _settings(
     sizes = shapes.fields()
     context = sizes.pop("context")
 
+    prompt = loaded.defaults.raw_prefix or (0,)
+    measured_for = (prompt, request.max_tokens) if fields.get("auto") else None
+
     def tune(engine: Engine) -> None:
-        if asked.calibration is not None:
-            engine.calibration = asked.calibration
-        if asked.costs is not None:
-            engine.costs = asked.costs
-        elif fields.get("auto"):
-            prefix = loaded.defaults.raw_prefix or (0,)
-            engine.costs = cost_table(engine, prefix, request.max_tokens, how.compile_cache)
+        equip(engine, asked.calibration, asked.costs, measured_for, how.compile_cache)
 
     return Settings(
         {"auto": False} | fields,

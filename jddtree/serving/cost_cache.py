@@ -8,13 +8,35 @@ from pathlib import Path
 
 import jax
 
-from jddtree.decoding.costs import CostTable, read_costs, table_of
+from jddtree.decoding.calibration import Calibration
+from jddtree.decoding.costs import UNKNOWN, CostTable, read_costs, table_of
 from jddtree.decoding.engine import Engine
 from jddtree.errors import UserError
 from jddtree.parallel.processes import from_first
 from jddtree.results import card
 from jddtree.serving.cost_measurement import context_bucket, measure
 from jddtree.serving.user_cache import cache_folder
+
+
+def equip(
+    engine: Engine,
+    calibration: Calibration | None,
+    costs: CostTable | None,
+    measured_for: tuple[Sequence[int], int] | None,
+    cached: bool,
+) -> None:
+    """Set what an engine plans with. calibration: None leaves its own; costs: None leaves those it has, and
+    measures where it has none.
+
+    measured_for: a prompt and tokens as in `cost_table`, None where no request needs costs; cached likewise.
+    """
+    if calibration is not None:
+        engine.calibration = calibration
+    if costs is not None:
+        engine.costs = costs
+    elif measured_for is not None and engine.costs is UNKNOWN:
+        prompt, tokens = measured_for
+        engine.costs = cost_table(engine, prompt, tokens, cached)
 
 
 def cost_table(engine: Engine, prompt: Sequence[int], tokens: int, cached: bool) -> CostTable:
