@@ -7,7 +7,6 @@ nothing about text.
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,16 +17,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jddtree.config import DrafterConfig
-from jddtree.decoding import rounds
-from jddtree.decoding.budget import Pace
 from jddtree.decoding.calibration import UNCALIBRATED, Calibration
 from jddtree.decoding.costs import UNKNOWN, CostTable
-from jddtree.decoding.program import Program, check_program, compiler_options
+from jddtree.decoding.program import Keeper, Program, check_program, compiled, compiler_options
 from jddtree.decoding.requests import Request, check_request, controls_of, merged_controls
-from jddtree.decoding.rounds import Chunk
-from jddtree.decoding.state import BROKEN, FINISH_REASONS, IDLE, Controls, State, initial_state
-from jddtree.drafter_kinds import model_of
+from jddtree.decoding.state import (
+    BROKEN,
+    FINISH_REASONS,
+    IDLE,
+    Chunk,
+    Controls,
+    State,
+    initial_state,
+    state_specs,
+)
 from jddtree.errors import UserError
 from jddtree.models.parameters import Tree
 
@@ -60,6 +63,7 @@ class Engine:
     weights: {"target": tree, "drafter": tree or absent} of arrays on the device; dtype: that of the caches;
     mesh: the one that the weights are on, when the program has an axis. calibration and costs are what `auto`
     requests and plans go by; they are data and may be set at any time, for the controls made from then on.
+    kept: where compiled programs are looked up and kept.
     """
 
     program: Program
@@ -68,25 +72,19 @@ class Engine:
     mesh: Mesh | None = None
     calibration: Calibration = UNCALIBRATED
     costs: CostTable = UNKNOWN
+    kept: Keeper | None = None
     compile_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         check_program(self.program)
         begun = time.perf_counter()
-        state, controls = self.abstract_state(), self.abstract_controls()
-        batch, chunk = self.program.capacity.sequences, self.program.capacity.chunk
-        flags = jax.ShapeDtypeStruct((batch,), jnp.bool_)
-        counts = jax.ShapeDtypeStruct((batch,), jnp.int32)
-        tokens = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
-        shardings = None if self.mesh is None else self._shardings()
-        lowered = (
-            self._lower(rounds.prefill, state, controls, Chunk(tokens, counts, flags)),
-            self._lower(rounds.run_rounds, state, controls),
-            jax.jit(self._initial, out_shardings=shardings).lower(),
-        )
-        rows = None if self.mesh is not None else batch * self.program.capacity.rows
-        with ThreadPoolExecutor(len(lowered)) as pool:
-            self._prefill, self._rounds, self._empty = pool.map(_compile, lowered, (None, rows, None))
+        # The longest first: each is compiled while the next is traced.
+        recipes = {"rounds": self._lower_rounds, "prefill": self._lower_prefill, "empty": self._lower_empty}
+        rows = None if self.mesh is not None else self.program.capacity.sequences * self.program.capacity.rows
+        programs = compiled(recipes, {"rounds": compiler_options(rows)}, self.kept)
+        self._prefill = programs["prefill"]
+        self._rounds = programs["rounds"]
+        self._empty = programs["empty"]
         self.compile_seconds = time.perf_counter() - begun
 
     @property
@@ -96,13 +94,33 @@ class Engine:
         """
         return {"prefill": self._prefill, "rounds": self._rounds}
 
+    def _lower_prefill(self) -> jax.stages.Lowered:
+        """Only tracing needs the models, which take a second to import: kept programs run without"""
+        from jddtree.decoding.rounds import prefill
+
+        batch, chunk = self.program.capacity.sequences, self.program.capacity.chunk
+        tokens = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
+        counts, last = (jax.ShapeDtypeStruct((batch,), dtype) for dtype in (jnp.int32, jnp.bool_))
+        return self._lower(
+            prefill, self.abstract_state(), self.abstract_controls(), Chunk(tokens, counts, last)
+        )
+
+    def _lower_rounds(self) -> jax.stages.Lowered:
+        from jddtree.decoding.rounds import run_rounds
+
+        return self._lower(run_rounds, self.abstract_state(), self.abstract_controls())
+
+    def _lower_empty(self) -> jax.stages.Lowered:
+        shardings = None if self.mesh is None else self._shardings()
+        return jax.jit(self._initial, out_shardings=shardings).lower()
+
     def _lower(self, function: Callable, *arguments: Any) -> jax.stages.Lowered:
         """A function of weights and `arguments`, of which the first, the state, is donated"""
         call = partial(function, self.program)
         if self.mesh is not None:
-            specs = jax.tree.map(lambda array: array.sharding.spec, self.weights)
-            state, *others = state_specs(self.program.drafter), *[P()] * (len(arguments) - 1)
-            inputs = (specs, state, *others)
+            weights = jax.tree.map(lambda array: array.sharding.spec, self.weights)
+            state = state_specs(self.program.drafter)
+            inputs = (weights, state, *[P()] * (len(arguments) - 1))
             outputs = (state, P())
             call = jax.shard_map(call, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
         return jax.jit(call, donate_argnums=1).lower(self.weights, *arguments)
@@ -250,19 +268,6 @@ class Engine:
     def controls(self, requests: Sequence[Request | None]) -> Controls:
         """The controls of one request per sequence, as host arrays."""
         return controls_of(self.program, requests, self.calibration, self.costs)
-
-
-def state_specs(drafter: DrafterConfig | None) -> State:
-    """How the state is split over a mesh: all of it is on every rank but what the drafter splits of its
-    own.
-    """
-    draft = () if drafter is None else model_of(drafter).specs()
-    return State(P(), draft, P(), P(), P(), P(), Pace(P(), P(), P(), P()))
-
-
-def _compile(lowered: jax.stages.Lowered, rows: int | None) -> jax.stages.Compiled:
-    """Compile for exactly these shapes; calling with others raises instead of compiling again"""
-    return lowered.compile(compiler_options=compiler_options(rows))
 
 
 def _where(fresh: np.ndarray, value: int, old: jax.Array) -> jax.Array:

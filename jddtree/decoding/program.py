@@ -3,7 +3,11 @@ machine.
 """
 
 import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 
@@ -39,6 +43,19 @@ class Program:
     def block(self) -> int:
         """Most tokens that a round can emit: the depth of its drafts and one more."""
         return self.drafter.block_size if self.drafter else 1
+
+
+class Keeper(Protocol):
+    """Keeps the compiled programs of one engine for later processes."""
+
+    def load(self, name: str) -> jax.stages.Compiled | None:
+        """A program that was kept, None where there is none."""
+
+    def save(self, name: str, program: jax.stages.Compiled) -> None:
+        """Keep a program that was compiled `apart_from_jax`."""
+
+    def apart_from_jax(self) -> AbstractContextManager[None]:
+        """Compile without JAX's own cache: what comes from there cannot be kept again."""
 
 
 def check_program(program: Program) -> None:
@@ -80,7 +97,8 @@ def compiler_options(rows: int | None = None) -> dict[str, str | bool]:
     """Options for `jax.stages.Lowered.compile`; rows: of a verify pass on one device, None on several."""
     if jax.default_backend() != "gpu":
         # On a CPU LLVM's higher levels compile a third longer and run no faster.
-        return {"xla_backend_optimization_level": "1"}
+        # Parts of a program are compiled apart; 32 of them, the default, cost more than they save.
+        return {"xla_backend_optimization_level": "1", "xla_cpu_parallel_codegen_split_count": "4"}
     # Kernels of a CUDA graph that do not wait for one another overlap: 3 to 6 % of a step.
     options: dict[str, str | bool] = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
     chosen_by_user = COMMAND_BUFFERS in os.environ.get("XLA_FLAGS", "")
@@ -88,3 +106,29 @@ def compiler_options(rows: int | None = None) -> dict[str, str | bool]:
         # One graph for all layers instead of one for each: 5 % of a pass of one row, slower for many.
         options |= {COMMAND_BUFFERS: LOOPS_TOO, "xla_gpu_command_buffer_unroll_loops": True}
     return options
+
+
+def compiled(
+    recipes: Mapping[str, Callable[[], jax.stages.Lowered]],
+    options: Mapping[str, dict[str, str | bool]],
+    kept: Keeper | None,
+) -> dict[str, jax.stages.Compiled]:
+    """Programs by name: those that were kept, the others lowered in turn, each compiled while the next is.
+
+    A program takes exactly the shapes it was lowered for: calling it with others raises instead of compiling
+    again. options: by name, else `compiler_options()`.
+    """
+    with ThreadPoolExecutor(len(recipes)) as pool:
+        loaded = pool.map(kept.load, recipes) if kept else [None] * len(recipes)
+        programs = {name: program for name, program in zip(recipes, loaded, strict=True) if program}
+        missing = [name for name in recipes if name not in programs]
+        with kept.apart_from_jax() if kept and missing else nullcontext():
+            compiling = {}
+            for name in missing:
+                chosen = options.get(name, compiler_options())
+                compiling[name] = pool.submit(recipes[name]().compile, compiler_options=chosen)
+            fresh = {name: future.result() for name, future in compiling.items()}
+    if kept is not None:
+        for name, program in fresh.items():
+            kept.save(name, program)
+    return programs | fresh

@@ -15,7 +15,7 @@ from jax import lax
 from jddtree.decoding.program import Program
 from jddtree.decoding.sampling import choose
 from jddtree.decoding.stages import Models, cut, plan_trees, propose, settle, verify
-from jddtree.decoding.state import BROKEN, RUNNING, Controls, State
+from jddtree.decoding.state import BROKEN, RUNNING, Chunk, Controls, State
 from jddtree.models.cache import append_rows
 from jddtree.models.drafters.base import Committed
 from jddtree.models.parameters import Tree as Weights
@@ -38,16 +38,6 @@ class Record(NamedTuple):
         """All of it as int32 [..., B, block + 4], floats by their bits."""
         numbers = [self.emitted, self.nodes, *(lax.bitcast_convert_type(x, jnp.int32) for x in self[3:])]
         return jnp.concatenate([self.tokens, jnp.stack(numbers, axis=-1)], axis=-1)
-
-
-class Chunk(NamedTuple):
-    """Prompt tokens int32 [B, chunk], how many of them count int32 [B], and bool [B] where the prompt ends
-    here.
-    """
-
-    tokens: jax.Array
-    counts: jax.Array
-    last: jax.Array
 
 
 def run_rounds(

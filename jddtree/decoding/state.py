@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from jddtree.config import DrafterConfig, TargetConfig
 from jddtree.decoding.budget import Economy, Pace
@@ -71,6 +72,16 @@ class Controls(NamedTuple):
     stop_ids: jax.Array
 
 
+class Chunk(NamedTuple):
+    """Prompt tokens int32 [B, chunk], how many of them count int32 [B], and bool [B] where the prompt ends
+    here.
+    """
+
+    tokens: jax.Array
+    counts: jax.Array
+    last: jax.Array
+
+
 def initial_state(
     target: TargetConfig,
     drafter: DrafterConfig | None,
@@ -93,3 +104,11 @@ def initial_state(
         finish=jnp.full(batch, IDLE, jnp.int32),
         pace=Pace(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.int32(0)),
     )
+
+
+def state_specs(drafter: DrafterConfig | None) -> State:
+    """How the state is split over a mesh: all of it is on every rank but what the drafter splits of its
+    own.
+    """
+    draft = () if drafter is None else model_of(drafter).specs()
+    return State(P(), draft, P(), P(), P(), P(), Pace(P(), P(), P(), P()))

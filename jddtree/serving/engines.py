@@ -8,6 +8,7 @@ from jddtree.decoding.requests import Request
 from jddtree.decoding.state import Capacity
 from jddtree.loading import Model
 from jddtree.parallel.mesh import AXIS
+from jddtree.serving.kept_programs import kept_programs
 
 ROW_TILE = 8
 SMALLEST_CONTEXT = 2048
@@ -45,7 +46,11 @@ def program_for(model: Model, capacity: Capacity, kernels: str = "auto") -> Prog
 
 
 def compile_engine(model: Model, capacity: Capacity, kernels: str = "auto") -> Engine:
-    """Compile prefill and rounds for a capacity. Raises UserError when the capacity cannot work."""
+    """Compile prefill and rounds for a capacity. Raises UserError when the capacity cannot work.
+
+    Where JAX keeps compiled programs (`use_compile_cache`), those of one device are looked up there first.
+    """
     program = program_for(model, capacity, kernels)
     weights = model.weights if program.drafter else {"target": model.weights["target"]}
-    return Engine(program, weights, model.dtype, model.mesh, model.defaults.calibration)
+    kept = None if model.mesh else kept_programs(program, weights, model.dtype)
+    return Engine(program, weights, model.dtype, model.mesh, model.defaults.calibration, kept=kept)

@@ -16,7 +16,7 @@ from harness import close, load_arrays, score_texts
 from converters.dflash import drafter_parameters
 from jddtree.config import DFlashConfig, Rope
 from jddtree.models.cache import append_rows
-from jddtree.models.drafters.dflash import DFlashModel
+from jddtree.models.drafters.dflash_network import DFlashModel
 from jddtree.models.parameters import nest
 from jddtree.models.rope import inverse_frequencies
 from jddtree.models.target import Target

@@ -28,7 +28,7 @@ from jddtree.decoding import rounds
 from jddtree.decoding.requests import controls_of
 from jddtree.decoding.sampling import Sampling, choose
 from jddtree.decoding.stages import Models, Verified, commit, follow
-from jddtree.decoding.state import RUNNING, initial_state
+from jddtree.decoding.state import RUNNING, Chunk, initial_state
 from jddtree.decoding.tree import Shape, build
 from jddtree.models.kernels import Kernels
 from jddtree.models.layers import rms_norm
@@ -285,7 +285,7 @@ def _verify_once(program, weights, tokens, counts, root, budget, draft_logits):
     controls = controls_of(program, [None])._replace(
         trees=Shape(budget, most, jnp.zeros(1, bool)), max_tokens=most
     )
-    state, _ = rounds.prefill(program, weights, state, controls, rounds.Chunk(tokens, counts, ones == 0))
+    state, _ = rounds.prefill(program, weights, state, controls, Chunk(tokens, counts, ones == 0))
     state = state._replace(root=root, finish=ones * RUNNING)
     log_probs, ids = draft_of(draft_logits[None], program.capacity.candidates)
     tree = build(root, log_probs, ids, controls.trees, models.lattice, program.capacity.rows)

@@ -18,8 +18,8 @@ from jddtree.benchmarks.step.rank.copies import weight_copies
 from jddtree.benchmarks.step.rank.programs import Compiled, Shapes
 from jddtree.benchmarks.step.rank.random_parameters import Kind, random_array, random_weights
 from jddtree.benchmarks.step.rank.settings import ROOM, Settings
-from jddtree.decoding.engine import Engine, state_specs
-from jddtree.decoding.state import State, initial_state
+from jddtree.decoding.engine import Engine
+from jddtree.decoding.state import State, initial_state, state_specs
 from jddtree.decoding.tree import Tree
 from jddtree.models.drafters.base import Candidates
 from jddtree.models.parameters import Tree as Weights

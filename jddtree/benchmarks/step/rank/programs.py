@@ -24,10 +24,9 @@ from jddtree.decoding.budget import Pace
 from jddtree.decoding.engine import Engine
 from jddtree.decoding.program import Program, compiler_options
 from jddtree.decoding.requests import Request, controls_of
-from jddtree.decoding.rounds import Chunk
 from jddtree.decoding.stages import Models as Compilable
 from jddtree.decoding.stages import Verified, Walked
-from jddtree.decoding.state import RUNNING, Capacity, Controls, State
+from jddtree.decoding.state import RUNNING, Capacity, Chunk, Controls, State
 from jddtree.decoding.tree import Tree, ancestor_words
 from jddtree.decoding.walk import walk
 from jddtree.models.drafters.base import Candidates
