@@ -62,6 +62,10 @@ PARSED_THERE = {
         f"{THERE}.traces",
         "The bundled pair on this device against the traces of the published code.",
     ),
+    "start": (
+        f"{THERE}.decoding.start",
+        "Seconds from the command to its first character, with and without compiled programs.",
+    ),
     "ngram": (f"{THERE}.decoding.prompt_lookup", "Acceptance of prompt lookup, prompt by prompt."),
 }
 

@@ -138,7 +138,8 @@ class Engine:
         controls = self.controls([None] * self.program.capacity.sequences)
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), controls)
 
-    def _new_state(self) -> State:
+    def empty_state(self) -> State:
+        """A state in which every sequence is idle."""
         return self._empty()
 
     def _initial(self) -> State:
@@ -174,37 +175,64 @@ class Engine:
         """Prefill one request per sequence (None leaves it idle) into a new state; returns what `admit`
         does.
         """
-        return self.admit(self._new_state(), requests)
+        return self.admit(self.empty_state(), requests)
 
     def admit(
         self, state: State, requests: Sequence[Request | None], controls: Controls | None = None
     ) -> tuple[State, Controls, list[list[int]], list[str | None]]:
-        """Prefill requests into the given sequences of a state; those with None keep running (their controls
-        must be given).
+        """`begin`, and the prefill of the whole prompts.
 
         Returns the state, the controls, the first token of each new sequence as a list of at most one id, and
         finish reasons. Raises UserError for a request that does not fit the compiled capacity, and for one
         that chooses its node counts (`auto`) while nobody has said what rounds cost.
+        """
+        state, new = self.begin(state, requests, controls=controls)
+        prompts = [() if request is None else request.prompt for request in requests]
+        roots, finish = np.asarray(state.root), np.asarray(state.finish)
+        while any(map(len, prompts)):
+            state, roots, finish = self.prefill(state, new, prompts)
+            prompts = [prompt[self.program.capacity.chunk :] for prompt in prompts]
+        first = [
+            [int(root)] if request is not None else [] for root, request in zip(roots, requests, strict=True)
+        ]
+        return state, new, first, [FINISH_REASONS.get(int(code)) for code in finish]
+
+    def begin(
+        self,
+        state: State,
+        requests: Sequence[Request | None],
+        cached: Sequence[int] | None = None,
+        controls: Controls | None = None,
+    ) -> tuple[State, Controls]:
+        """The state and controls with requests in their sequences, which write once their prompts were
+        prefilled; those with None keep running (their controls must be given).
+
+        cached: leading tokens of each prompt that the sequence's caches already hold, at least one fewer than
+        the prompt has. Raises UserError as `admit` does.
         """
         for request in requests:
             if request is not None:
                 self.check(request)
         fresh = np.array([request is not None for request in requests])
         new = self.controls(requests)
-        if controls is not None:
-            new = merged_controls(fresh, controls, new)
+        lengths = np.zeros(len(requests), np.int32) if cached is None else np.asarray(cached, np.int32)
         state = state._replace(
-            length=_where(fresh, 0, state.length), finish=_where(fresh, IDLE, state.finish)
+            length=_where(fresh, lengths, state.length), finish=_where(fresh, IDLE, state.finish)
         )
-        result = None
-        for chunk in self._chunks(requests):
-            state, result = self._prefill(self.weights, state, new, chunk)
-        roots, finish = np.asarray(result) if result is not None else (state.root, state.finish)
+        return state, new if controls is None else merged_controls(fresh, controls, new)
+
+    def prefill(
+        self, state: State, controls: Controls, prompts: Sequence[Sequence[int]]
+    ) -> tuple[State, np.ndarray, np.ndarray]:
+        """Commit one chunk of what is left of prompts, of which the empty ones leave their sequences alone.
+
+        Returns the state, and int32 [B] each: the roots, the first token of a sequence whose prompt ended
+        here, and the finish codes. The state passed in is consumed.
+        """
+        state, result = self._prefill(self.weights, state, controls, self._chunk(prompts))
+        roots, finish = np.asarray(result)
         self._check_finite(finish)
-        first = [
-            [int(root)] if request is not None else [] for root, request in zip(roots, requests, strict=True)
-        ]
-        return state, new, first, [FINISH_REASONS.get(int(code)) for code in finish]
+        return state, roots, finish
 
     def release(self, state: State, sequences: Collection[int]) -> State:
         """The state with some sequences idle; whatever they were writing ends."""
@@ -220,16 +248,13 @@ class Engine:
                 "(jddtree.prepare and jddtree.generate measure it), or give a number of nodes"
             )
 
-    def _chunks(self, requests: Sequence[Request | None]) -> Iterator[Chunk]:
+    def _chunk(self, prompts: Sequence[Sequence[int]]) -> Chunk:
         size = self.program.capacity.chunk
-        lengths = np.array([0 if request is None else len(request.prompt) for request in requests], np.int32)
-        for begin in range(0, int(lengths.max(initial=0)), size):
-            tokens = np.zeros((len(requests), size), np.int32)
-            count = np.clip(lengths - begin, 0, size).astype(np.int32)
-            for row, request, n in zip(tokens, requests, count, strict=True):
-                if request is not None:
-                    row[:n] = request.prompt[begin : begin + n]
-            yield Chunk(tokens, count, (count > 0) & (begin + size >= lengths))
+        lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+        tokens = np.zeros((len(prompts), size), np.int32)
+        for row, prompt in zip(tokens, prompts, strict=True):
+            row[: len(prompt)] = prompt[:size]
+        return Chunk(tokens, np.minimum(lengths, size), (lengths > 0) & (lengths <= size))
 
     def run(self, state: State, controls: Controls) -> tuple[State, Dispatch]:
         """Run one dispatch of rounds; the state passed in is consumed."""
@@ -270,14 +295,6 @@ class Engine:
         return controls_of(self.program, requests, self.calibration, self.costs)
 
 
-def _where(fresh: np.ndarray, value: int, old: jax.Array) -> jax.Array:
+def _where(fresh: np.ndarray, value: int | np.ndarray, old: jax.Array) -> jax.Array:
     """A small per-sequence array with some entries replaced; on the host, where it compiles nothing"""
-    return jax.device_put(np.where(fresh, np.int32(value), np.asarray(old)).astype(np.int32), old.sharding)
-
-
-def timed(dispatches: Iterator[Dispatch]) -> Iterator[tuple[float, Dispatch]]:
-    """Each dispatch with the seconds that waiting for it took."""
-    begun = time.perf_counter()
-    for dispatch in dispatches:
-        yield time.perf_counter() - begun, dispatch
-        begun = time.perf_counter()
+    return jax.device_put(np.where(fresh, value, np.asarray(old)).astype(np.int32), old.sharding)

@@ -3,9 +3,10 @@
 The command line prints the pieces of `stream`; a `Scheduler` serves requests that come and go.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 
-from jddtree.decoding.engine import Engine, timed
+from jddtree.decoding.engine import Dispatch, Engine
 from jddtree.decoding.requests import Request
 from jddtree.loading import Model
 from jddtree.serving.transcript import Piece, Result, joined, open_transcript
@@ -56,3 +57,11 @@ def generate_batch(
         joined(request.prompt, [piece for piece in column if piece is not None])
         for request, column in zip(requests, columns, strict=True)
     ]
+
+
+def timed(dispatches: Iterator[Dispatch]) -> Iterator[tuple[float, Dispatch]]:
+    """Each dispatch with the seconds that waiting for it took."""
+    begun = time.perf_counter()
+    for dispatch in dispatches:
+        yield time.perf_counter() - begun, dispatch
+        begun = time.perf_counter()

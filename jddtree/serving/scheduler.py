@@ -4,7 +4,7 @@ Contract: nothing compiles again, and the text of a request does not depend on i
 for float rounding, see docs/design.md, invariant 4). First come, first served. One thread may use a
 scheduler.
 
-    submit ──> waiting ──admit──> slot ──rounds──> slot ──end, stop string or cancel──> free
+    submit ──> waiting ──> prompt, chunk by chunk ──> rounds ──end, stop string or cancel──> slot free
 """
 
 import time
@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from jddtree.decoding.engine import Dispatch, Engine
 from jddtree.decoding.requests import Request
-from jddtree.decoding.state import Controls, State
+from jddtree.decoding.state import FINISH_REASONS, Controls, State
 from jddtree.errors import UserError
 from jddtree.loading import Model
-from jddtree.serving.transcript import Piece, Statistics, Transcript, joined, open_transcript
+from jddtree.serving.slots import Entry, Slot, best
+from jddtree.serving.transcript import Piece, Statistics, joined, open_transcript
 
 
 class Event(NamedTuple):
@@ -57,39 +58,36 @@ class Answer:
     error: str = ""
 
 
-@dataclass
-class _Entry:
-    """A submitted request"""
-
-    ticket: int
-    request: Request
-    writer: Transcript
-
-
 class Scheduler:
-    """The sequences of an engine and the requests in them."""
+    """The sequences of an engine and the requests in them.
 
-    def __init__(self, model: Model, engine: Engine):
+    reuse: take over what a slot's caches already hold of a prompt. In float32 the text is that of a fresh
+    slot; in bfloat16 rounding may decide a near tie otherwise, since cached rows come from other passes.
+    """
+
+    def __init__(self, model: Model, engine: Engine, reuse: bool = False):
         self.model = model
         self.engine = engine
-        self._slots: list[_Entry | None] = [None] * engine.program.capacity.sequences
-        self._waiting: deque[_Entry] = deque()
+        self.reuse = reuse
+        self._slots = [Slot() for _ in range(engine.program.capacity.sequences)]
+        self._waiting: deque[Entry] = deque()
         self._abandoned: set[int] = set()
         self._tickets = 0
+        self._read_last = False
         self._state: State | None = None
         self._controls: Controls | None = None
 
     @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._waiting) or any(self._slots)
+        return bool(self._waiting) or any(slot.entry for slot in self._slots)
 
     def submit(self, request: Request, stop: Sequence[str] = ()) -> int:
         """Queue a request; returns its ticket. Raises UserError when it does not fit the engine."""
         self.engine.check(request)
         writer = open_transcript(self.model, request.prompt, stop, self.engine.compile_seconds)
         self._tickets += 1
-        self._waiting.append(_Entry(self._tickets, request, writer))
+        self._waiting.append(Entry(self._tickets, request, writer))
         return self._tickets
 
     def cancel(self, ticket: int) -> None:
@@ -97,89 +95,96 @@ class Scheduler:
         be.
         """
         self._waiting = deque(entry for entry in self._waiting if entry.ticket != ticket)
-        for slot, entry in enumerate(self._slots):
-            if entry is not None and entry.ticket == ticket:
-                self._free(slot)
+        for place, slot in enumerate(self._slots):
+            if slot.entry is not None and slot.entry.ticket == ticket:
+                slot.entry = None
+                self._abandoned.add(place)
 
     def step(self) -> list[Event]:
-        """Fill free slots and prefill them, or, where there is nothing to fill, run one dispatch.
+        """Fill free slots, then prefill one chunk of every prompt that is not read yet, or run one dispatch;
+        by turns where there is both, so that a long prompt does not hold up those that write.
 
         Raises UserError when the target's logits are not finite.
         """
-        filled = self._fill()
-        if filled:
-            return self._admit(filled)
-        if not any(self._slots):
-            return []
-        return self._dispatch()
+        self._fill()
+        unread = any(slot.unread for slot in self._slots)
+        writing = any(slot.writes for slot in self._slots)
+        self._read_last = unread and not (self._read_last and writing)
+        if self._read_last:
+            return self._prefill()
+        return self._dispatch() if writing else []
 
-    def _fill(self) -> list[int]:
-        """Put waiting requests into the free slots; the slots that got one"""
-        filled = []
-        for slot, entry in enumerate(self._slots):
-            if entry is None and self._waiting:
-                self._slots[slot] = self._waiting.popleft()
-                filled.append(slot)
-        return filled
+    def _fill(self) -> None:
+        """Put waiting requests into the free slots"""
+        requests: list[Request | None] = [None] * len(self._slots)
+        while self._waiting and (free := [slot for slot in self._slots if slot.entry is None]):
+            entry = self._waiting.popleft()
+            slot, shared = best(free, entry.request.prompt, self.reuse)
+            slot.take(entry, shared, entry.ticket)
+            entry.writer.statistics.cached_tokens = shared
+            requests[self._slots.index(slot)] = entry.request
+        if not any(requests):
+            return
+        filled = {place for place, request in enumerate(requests) if request is not None}
+        cached = [slot.cached for slot in self._slots]
+        state = self.engine.empty_state() if self._state is None else self._state
+        self._state, self._controls = self.engine.begin(state, requests, cached, self._controls)
+        self._abandoned -= filled
 
-    def _admit(self, filled: list[int]) -> list[Event]:
+    def _prefill(self) -> list[Event]:
         begun = time.perf_counter()
-        requests = [
-            entry.request if entry is not None and slot in filled else None
-            for slot, entry in enumerate(self._slots)
-        ]
-        if self._state is None:
-            self._state, self._controls, first, finish = self.engine.start(requests)
-        else:
-            self._state, self._controls, first, finish = self.engine.admit(
-                self._state, requests, self._controls
-            )
-        self._abandoned -= set(filled)
+        state, controls = self._running()
+        unread = [slot.unread for slot in self._slots]
+        self._state, roots, finish = self.engine.prefill(state, controls, unread)
         seconds = time.perf_counter() - begun
-        for slot in filled:
-            self._entry(slot).writer.statistics.prefill_s = seconds
-        return [
-            self._event(slot, self._entry(slot).writer.first(first[slot], finish[slot])) for slot in filled
-        ]
+        events = []
+        for place, (slot, prompt) in enumerate(zip(self._slots, unread, strict=True)):
+            if slot.entry is None or not prompt:
+                continue
+            count = min(len(prompt), self.engine.program.capacity.chunk)
+            first = [int(roots[place])] if count == len(prompt) else []
+            slot.read(count, first)
+            slot.entry.writer.statistics.prefill_s += seconds
+            if first:
+                piece = slot.entry.writer.first(first, FINISH_REASONS.get(int(finish[place])))
+                events.append(self._event(slot, piece))
+        return events
 
     def _dispatch(self) -> list[Event]:
-        # A slot is taken, so something was admitted.
-        assert self._state is not None and self._controls is not None
         begun = time.perf_counter()
+        state, controls = self._running()
         if self._abandoned:
-            self._state = self.engine.release(self._state, self._abandoned)
+            state = self.engine.release(state, self._abandoned)
             self._abandoned = set()
-        self._state, dispatch = self.engine.run(self._state, self._controls)
+        self._state, dispatch = self.engine.run(state, controls)
         return self._written(dispatch, time.perf_counter() - begun)
 
     def _written(self, dispatch: Dispatch, seconds: float) -> list[Event]:
-        """What a dispatch of so many seconds wrote in every slot that is taken"""
+        """What a dispatch of so many seconds wrote in every slot that writes"""
         events = []
-        parts = list(dispatch.parts())
-        for slot in [slot for slot, entry in enumerate(self._slots) if entry is not None]:
-            writer = self._entry(slot).writer
+        for place, (slot, part) in enumerate(zip(self._slots, dispatch.parts(), strict=True)):
+            if slot.entry is None or slot.unread:
+                continue
+            slot.write(dispatch.ids(place))
+            writer = slot.entry.writer
             writer.statistics.decode_s += seconds
-            piece = writer.rounds(*parts[slot])
+            piece = writer.rounds(*part)
             events.append(self._event(slot, piece))
-            if piece.finish_reason is not None and dispatch.finish[slot] is None:
-                self._abandoned.add(slot)  # a stop string ended the text, of which the device knows nothing
+            if piece.finish_reason is not None and dispatch.finish[place] is None:
+                self._abandoned.add(place)  # a stop string ended the text, of which the device knows nothing
         return events
 
-    def _event(self, slot: int, piece: Piece) -> Event:
+    def _event(self, slot: Slot, piece: Piece) -> Event:
         """The piece with its ticket; the last one frees the slot"""
-        ticket = self._entry(slot).ticket
+        assert slot.entry is not None
+        event = Event(slot.entry.ticket, piece)
         if piece.finish_reason is not None:
-            self._slots[slot] = None
-        return Event(ticket, piece)
+            slot.entry = None
+        return event
 
-    def _free(self, slot: int) -> None:
-        self._slots[slot] = None
-        self._abandoned.add(slot)
-
-    def _entry(self, slot: int) -> _Entry:
-        entry = self._slots[slot]
-        assert entry is not None
-        return entry
+    def _running(self) -> tuple[State, Controls]:
+        assert self._state is not None and self._controls is not None  # a slot is taken
+        return self._state, self._controls
 
 
 @dataclass

@@ -16,10 +16,11 @@ class Statistics:
     """What a generation took. emitted_per_round counts the bonus token; the first token comes from the
     prefill and belongs to no round, so a text has 1 + sum(emitted_per_round) tokens. Times in seconds.
     expected_tokens and expected_seconds, per round: what the plan promised; the seconds are those of the
-    whole batch by the cost table.
+    whole batch by the cost table. cached_tokens: of the prompt, taken over from an earlier request's caches.
     """
 
     prompt_tokens: int
+    cached_tokens: int = 0
     load_s: float = 0.0
     compile_s: float = 0.0
     prefill_s: float = 0.0

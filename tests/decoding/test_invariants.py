@@ -67,15 +67,14 @@ def test_invariant_1_no_shape_depends_on_data(small, cases) -> None:
 def test_invariant_1_breaks_when_the_host_touches_the_device_with_data_shapes(
     small, cases, monkeypatch
 ) -> None:
-    chunks = Engine._chunks
+    next_chunk = Engine._chunk
 
-    def counting_on_the_device(self, requests):
-        for one in requests:
-            if one is not None:
-                jnp.asarray(np.array(one.prompt, np.int32)).sum()
-        return chunks(self, requests)
+    def counting_on_the_device(self, prompts):
+        for one in prompts:
+            jnp.asarray(np.array(one, np.int32)).sum()
+        return next_chunk(self, prompts)
 
-    monkeypatch.setattr(Engine, "_chunks", counting_on_the_device)
+    monkeypatch.setattr(Engine, "_chunk", counting_on_the_device)
     with pytest.raises(AssertionError):
         check_nothing_compiles(small, cases)
 
@@ -324,18 +323,18 @@ def test_invariant_5_prefill_over_a_dirty_cache_and_dirty_chunk_padding(small, c
     """
     jobs = [request(cases, index) for index in (0, 1, 4, 9 - 1)]
     wanted, clean = finish_batch(small, jobs)
-    chunks = Engine._chunks
+    next_chunk = Engine._chunk
 
-    def dirty_chunks(self, requests):
-        for chunk in chunks(self, requests):
-            padding = np.arange(chunk.tokens.shape[1])[None] >= np.asarray(chunk.counts)[:, None]
-            yield chunk._replace(tokens=np.where(padding, np.int32(10**6), chunk.tokens))
+    def dirty_chunk(self, prompts):
+        chunk = next_chunk(self, prompts)
+        padding = np.arange(chunk.tokens.shape[1])[None] >= np.asarray(chunk.counts)[:, None]
+        return chunk._replace(tokens=np.where(padding, np.int32(10**6), chunk.tokens))
 
-    monkeypatch.setattr(Engine, "_chunks", dirty_chunks)
+    monkeypatch.setattr(Engine, "_chunk", dirty_chunk)
     empty = jax.tree.map(
         lambda spec: jax.device_put(np.zeros(spec.shape, spec.dtype)), small.abstract_state()
     )
-    monkeypatch.setattr(Engine, "_new_state", lambda self: poisoned(empty))
+    monkeypatch.setattr(Engine, "empty_state", lambda self: poisoned(empty))
     found, dirty = finish_batch(small, jobs)
     assert found == wanted
     for sequence, length in enumerate(np.asarray(clean.length)):

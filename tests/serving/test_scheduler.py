@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from eval_harness import CONTEXT, engine, micro
 from harness import compilations
+from hypothesis import given, settings
+from hypothesis.strategies import data, lists, sampled_from
 
 from jddtree.decoding.requests import Request
 from jddtree.decoding.state import IDLE
@@ -29,6 +31,17 @@ def requests(**changes) -> list[Request]:
 def alone(request: Request, stop: tuple[str, ...] = ()) -> list[int]:
     """The ids of a request with nobody beside it."""
     return generate_batch(micro(), engine(), [request] * 3, stop)[0].token_ids
+
+
+ALONE: dict[tuple, list[int]] = {}
+
+
+def remembered(request: Request) -> list[int]:
+    """`alone`, once for each prompt and length."""
+    key = (*request.prompt, request.max_tokens)
+    if key not in ALONE:
+        ALONE[key] = alone(request)
+    return ALONE[key]
 
 
 def drain(scheduler: Scheduler, pieces: dict[int, list]) -> dict[int, list]:
@@ -105,3 +118,110 @@ def test_auto_without_costs_is_refused_when_it_is_submitted():
     with pytest.raises(UserError, match="what rounds cost is not known"):
         scheduler.submit(replace(requests()[0], auto=True))
     assert not scheduler.busy
+
+
+def lengthened(one: Request, ids: list[int], text: str) -> Request:
+    """The second turn of a chat: what was asked and answered, and more."""
+    return replace(one, prompt=[*one.prompt, *ids, *prompt_ids(micro(), text, raw=True)])
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "ar"}, {"temperature": 0.8, "seed": 5}], ids=str)
+def test_a_second_turn_prefills_its_own_part_only_and_writes_what_a_fresh_slot_does(options) -> None:
+    first, other, *_ = requests(**options)
+    scheduler = Scheduler(micro(), engine(), reuse=True)
+    begun = [scheduler.submit(one) for one in (first, other)]
+    pieces = drain(scheduler, {})
+    answer = joined(first.prompt, pieces[begun[0]]).token_ids
+    turn = lengthened(first, answer, "\n    def second(self")
+    wanted = alone(turn)
+    with compilations() as events:
+        ticket = scheduler.submit(turn)
+        result = joined(turn.prompt, drain(scheduler, {})[ticket])
+    assert not events and result.token_ids == wanted
+    assert result.statistics.cached_tokens == len(first.prompt) + len(answer) - 1
+
+
+def test_a_prompt_that_was_asked_before_prefills_its_last_token() -> None:
+    asked = requests()[0]
+    scheduler = Scheduler(micro(), engine(), reuse=True)
+    results = []
+    for _ in range(2):
+        ticket = scheduler.submit(asked)
+        results.append(joined(asked.prompt, drain(scheduler, {})[ticket]))
+    assert results[0].token_ids == results[1].token_ids == alone(asked)
+    assert [one.statistics.cached_tokens for one in results] == [0, len(asked.prompt) - 1]
+
+
+def test_what_a_stop_string_or_a_cancel_left_in_the_caches_is_taken_over_rightly() -> None:
+    """The device had written past the end of the text, or was in the middle of it."""
+    asked = requests(max_tokens=40)
+    whole = [alone(one) for one in asked[:2]]
+    stop = micro().tokenizer.decode(whole[0][4:6])
+    scheduler = Scheduler(micro(), engine(), reuse=True)
+    scheduler.submit(asked[0], [stop])
+    cancelled = scheduler.submit(asked[1])
+    scheduler.step()
+    scheduler.step()
+    scheduler.cancel(cancelled)
+    drain(scheduler, {})
+    for one, ids in zip(asked, whole, strict=False):
+        turn = replace(one, prompt=[*one.prompt, *ids[:12]], max_tokens=12)
+        ticket = scheduler.submit(turn)
+        result = joined(turn.prompt, drain(scheduler, {})[ticket])
+        assert result.token_ids == alone(turn)
+        assert result.statistics.cached_tokens >= len(one.prompt)
+
+
+def test_without_reuse_nothing_is_taken_over() -> None:
+    asked = requests()[0]
+    scheduler = Scheduler(micro(), engine())
+    for _ in range(2):
+        ticket = scheduler.submit(asked)
+        result = joined(asked.prompt, drain(scheduler, {})[ticket])
+        assert result.statistics.cached_tokens == 0
+
+
+def test_those_that_write_go_on_while_a_long_prompt_is_read() -> None:
+    """One chunk at most between two dispatches, and the long one writes what it does alone."""
+    chunk = engine().program.capacity.chunk
+    short, long = requests(max_tokens=60)[:2]
+    long = replace(long, prompt=(list(long.prompt) * chunk)[: 4 * chunk - 3])
+    scheduler = Scheduler(micro(), engine())
+    first = scheduler.submit(short)
+    scheduler.step()
+    second = scheduler.submit(long)
+    steps = []
+    pieces: dict[int, list] = {}
+    while second not in pieces:
+        events = scheduler.step()
+        steps.append([ticket for ticket, _ in events])
+        for ticket, piece in events:
+            pieces.setdefault(ticket, []).append(piece)
+    assert steps == [[first], []] * 3 + [[first], [second]]
+    pieces = drain(scheduler, pieces)
+    assert joined(long.prompt, pieces[second]).token_ids == alone(long)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(data())
+def test_whatever_comes_and_goes_each_text_is_the_one_alone(drawn) -> None:
+    """Requests of shared beginnings, submitted and cancelled at any step."""
+    pool = [replace(one, max_tokens=12) for one in requests()]
+    pool += [replace(one, prompt=[*one.prompt, *remembered(one)[:5]]) for one in pool[:3]]
+    scheduler = Scheduler(micro(), engine(), reuse=True)
+    asked: dict[int, Request] = {}
+    pieces: dict[int, list] = {}
+    for action in drawn.draw(lists(sampled_from(["submit", "submit", "step", "cancel"]), max_size=16)):
+        if action == "submit":
+            one = drawn.draw(sampled_from(pool))
+            asked[scheduler.submit(one)] = one
+        elif action == "cancel" and asked:
+            ticket = drawn.draw(sampled_from(sorted(asked)))
+            scheduler.cancel(ticket)
+            del asked[ticket]
+        else:
+            for ticket, piece in scheduler.step():
+                pieces.setdefault(ticket, []).append(piece)
+    drain(scheduler, pieces)
+    for ticket, one in asked.items():
+        assert joined(one.prompt, pieces[ticket]).token_ids == remembered(one)

@@ -32,7 +32,7 @@ from jddtree.benchmarks.kernels.sizes import check_output, numbers
 from jddtree.benchmarks.step.rank.presets import bundled
 from jddtree.config import dflash_config, target_config
 from jddtree.decoding.calibration import read_calibration
-from jddtree.decoding.engine import Engine, Request, timed
+from jddtree.decoding.engine import Engine, Request
 from jddtree.decoding.program import Program
 from jddtree.decoding.state import Capacity
 from jddtree.errors import UserError
@@ -41,6 +41,7 @@ from jddtree.models.parameters import Tree, nest, target_parameters
 from jddtree.models.partition import on_mesh, place
 from jddtree.parallel.mesh import AXIS, make_mesh
 from jddtree.results import Row
+from jddtree.serving.generation import timed
 from jddtree.stats import economy
 from pallas_kernels.common.choice import IMPLEMENTATIONS
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jddtree import results
-from jddtree.decoding.engine import Engine, Request, check_program, check_request, timed
+from jddtree.decoding.engine import Engine, Request, check_program, check_request
 from jddtree.errors import UserError
 from jddtree.evaluation.speculation import measures as speculation
 from jddtree.evaluation.speculation.recording import Recorder, Recording, record
 from jddtree.loading import Model
 from jddtree.results import Report, Row
 from jddtree.serving.engines import default_capacity, program_for
+from jddtree.serving.generation import timed
 
 Progress = Callable[[int], Any]
 COMPARED = (8, 16, 32, 64)
