@@ -1,7 +1,8 @@
 """Kimi K2.6 with DDTree speculative decoding in JAX: the public API.
 
 Three levels, each on top of the next:
-* text: `load`, then `generate` (a string in, a `Result` out) or `stream` (pieces as rounds finish);
+* text: `load`, then `generate` (a string in, a `Result` out) or `stream` (pieces as rounds finish), and
+  `prepare` for an engine that serves many;
 * ids: `Request`, `compile_engine` and `Engine.start` / `Engine.run`, token ids in and out, a dispatch of
 rounds at a time;
 * arrays: `jddtree.decoding.rounds`, the pure functions `prefill` and `run_rounds` that the engine compiles.
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jddtree.version import VERSION
 
 if TYPE_CHECKING:
-    from jddtree.api import generate, stream
+    from jddtree.api import generate, prepare, stream
     from jddtree.decoding.engine import Engine, Request
     from jddtree.decoding.state import Capacity
     from jddtree.errors import UserError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 _HOMES = {
     "generate": "jddtree.api",
+    "prepare": "jddtree.api",
     "stream": "jddtree.api",
     "Engine": "jddtree.decoding.engine",
     "Request": "jddtree.decoding.engine",
@@ -49,6 +51,7 @@ __all__ = [
     "compile_engine",
     "generate",
     "load",
+    "prepare",
     "stream",
 ]
 

@@ -25,6 +25,7 @@ def main() -> None:
         code = interrupts.report()
     if code == interrupts.EXIT_CODE:
         os._exit(code)  # threads that compile would be waited for
+    interrupts.ignore()
     sys.exit(code)
 
 

@@ -129,3 +129,38 @@ def test_an_ignored_signal_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not interrupts.asked()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+AT_EXIT = (
+    HEARD
+    + """
+import atexit
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+"""
+    + RUN
+)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("inspect", "jddtree/assets/micro/target")], ids=str)
+def test_when_the_work_is_done_its_code_stands(environment, words) -> None:
+    """While Python cleans up, where the signal would end the process without a line."""
+    process = started(environment, "-c", AT_EXIT, *words)
+    text, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, "Traceback" in errors) == (0, False)
+    assert text and "interrupted" not in errors
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "--tasks", "gsm8k", "--output"),
+        ("bench", "generate", "--output"),
+        ("convert", "--target", "jddtree/assets/micro/target", "--out"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_other_commands_end_so_too(environment, words, tmp_path) -> None:
+    """Before they begin to work: their modules are imported, then the signal comes."""
+    process = started(environment, "-c", AT_IMPORT, "numpy", *words, str(tmp_path / "out"))
+    text, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, text, errors) == (130, "", "interrupted\n")

@@ -84,6 +84,12 @@ def keep() -> None:
         handler.keeps = True
 
 
+def ignore() -> None:
+    """The work is done and its exit code stands; Ctrl-C would only end Python's own cleaning up."""
+    if installed() is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def asked() -> bool:
     """Whether Ctrl-C was pressed, also where the exception got lost."""
     handler = installed()
