@@ -19,6 +19,11 @@ NEEDS_TASKS = ("limit", "allow_code", "system_prompt", "thinking", "stop", "igno
 def check_generate(options: Mapping[str, Any]) -> None:
     """Raise UsageError for options of `generate` that cannot have an effect."""
     _check_prompt(options)
+    check_chat(options)
+
+
+def check_chat(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options of `chat` that cannot have an effect."""
     check_drafting(options)
     if options["check"] and options["target"] is None:
         raise UsageError(

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from jddtree.cli.checks import checked, output_file, output_folder
-from jddtree.cli.conflicts import check_eval, check_generate
+from jddtree.cli.conflicts import check_chat, check_eval, check_generate
 from jddtree.cli.ending.guard import guarded as guarded
 from jddtree.cli.measurements import bench
 from jddtree.cli.options import (
     CalibrateOptions,
+    ChatOptions,
     ConvertOptions,
     EvalOptions,
     EvalRequestOptions,
@@ -61,6 +62,11 @@ COMMANDS = {
         "Write text. The answer goes to stdout as rounds finish, progress and statistics to stderr.",
         (PromptOptions, *ASKED, GenerateOptions, QuietOptions),
         checked(check_generate),
+    ),
+    "chat": (
+        "A conversation in the terminal. A turn reads only what is new; /help lists its commands.",
+        (*ASKED, ChatOptions),
+        checked(check_chat),
     ),
     "eval": (
         "Score tasks, compare methods, check recorded outputs, measure perplexity. Run again, it resumes.",

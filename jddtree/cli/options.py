@@ -154,6 +154,13 @@ class GenerateOptions:
 
 
 @dataclass(frozen=True)
+class ChatOptions:
+    """What a conversation shows beside the answers."""
+
+    quiet: bool = option(False, "No progress and no statistics.", "--quiet", "-q")
+
+
+@dataclass(frozen=True)
 class QuietOptions:
     """What is shown beside the result."""
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import FrameType
@@ -84,10 +85,16 @@ def keep() -> None:
         handler.keeps = True
 
 
+def hand_over(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Let another handler hear Ctrl-C from now on, for a command that goes on after it."""
+    if installed() is not None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, handler)
+
+
 def ignore() -> None:
     """The work is done and its exit code stands; Ctrl-C would only end Python's own cleaning up."""
-    if installed() is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def asked() -> bool:
