@@ -44,6 +44,15 @@ from jddtree.decoding.state import Capacity  # noqa: E402
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+
+@pytest.fixture(autouse=True)
+def compiled_programs_are_kept():
+    """A command that a test runs in this process may turn JAX's cache off; it is on again for the next."""
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", os.environ[CACHE])
+
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from jddtree import results
 from jddtree.benchmarks import score_tables
-from jddtree.benchmarks.decoding import auto_budget
+from jddtree.benchmarks.decoding import auto_budget, start
 from jddtree.benchmarks.decoding import coupled_drafts as coupling
 from jddtree.benchmarks.decoding import methods as generation
 from jddtree.benchmarks.decoding import prompt_lookup as ngram
@@ -28,6 +28,7 @@ from pallas_kernels.experts.launch import expert_launch
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = (
     "README.md",
+    "docs/design.md",
     "docs/drafters.md",
     "docs/economics.md",
     "docs/evaluation.md",
@@ -68,6 +69,7 @@ MADE_BY: dict[str, Callable[[list[results.Row]], str]] = {
     "jddtree/assets/micro/calibration.json": lambda rows: results.table(
         of_table(rows, "check"), calibrating.COLUMNS
     ),
+    "docs/results/start-cpu.json": lambda rows: results.table(rows, start.COLUMNS),
     "docs/results/ngram-cpu.json": lambda rows: results.table(rows, ngram.COLUMNS),
     "docs/results/generate-cpu.json": lambda rows: results.table(rows, generation.COLUMNS),
     "docs/results/kernels-h200.json": kernels_table.summary,

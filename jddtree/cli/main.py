@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from jddtree.cli.checks import checked, output_file, output_folder
-from jddtree.cli.conflicts import check_chat, check_eval, check_generate
+from jddtree.cli.checks import check_chat, check_eval, check_generate, checked, output_file, output_folder
 from jddtree.cli.ending.guard import guarded as guarded
 from jddtree.cli.measurements import bench
 from jddtree.cli.options import (
@@ -90,5 +89,7 @@ COMMANDS = {
         checked(output_file),
     ),
 }
+MODULES = {"chat": "conversation"}  # where a command's name is another module's already
 for name, (text, groups, check) in COMMANDS.items():
-    app.command(name, help=text)(command(f"jddtree.cli.{name}:run", *groups, check=check))
+    module = f"jddtree.cli.{MODULES.get(name, name)}"
+    app.command(name, help=text)(command(f"{module}:run", *groups, check=check))

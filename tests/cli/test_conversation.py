@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from eval_harness import CONTEXT, engine, micro
 
-from jddtree.cli.chat import Chat, Stopper
+from jddtree.cli.conversation import Chat, Stopper
 from jddtree.prompts import prompt_ids
 from jddtree.serving.generation import generate_batch
 from jddtree.serving.transcript import Result
