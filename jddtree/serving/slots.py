@@ -25,7 +25,7 @@ class Entry:
     writer: Transcript
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """One sequence. tokens: of the last request in it, prompt and answer; cached: how many of them its caches
     hold; used: when it last took a request, as a number that rises.
