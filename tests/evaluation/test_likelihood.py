@@ -139,7 +139,7 @@ def golden_file(tmp_path, scorer, recorded):
                 "name": f"text{number}",
                 "prompt_ids": result.prompt_ids,
                 "prompt": "",
-                "tail": result.token_ids,
+                "tail": list(result.token_ids),
             }
             row |= {"top1_lp": [place[0] for place in best], "top8_ids": ids.tolist(), "top8_lp": best}
             change(row)
