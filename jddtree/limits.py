@@ -57,6 +57,7 @@ CLI_LIMITS: Mapping[str, Limit] = {
     "layers": COUNT,
     "experts": COUNT,
     "seeds": COUNT,
+    "runs": COUNT,
     "tau_seeds": Limit(0, COUNT.most, COUNT.reason),
 }
 """Limits by the name of an option."""

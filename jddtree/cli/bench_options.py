@@ -52,6 +52,14 @@ class AutoOptions(MeasureOptions):
 
 
 @dataclass(frozen=True)
+class StartOptions:
+    """Of `bench start`."""
+
+    runs: int = option(5, "Cold starts, and as many warm ones.")
+    output: Path | None = option(None, "Also write the rows to this results file.", "--output")
+
+
+@dataclass(frozen=True)
 class KernelOptions:
     """Of `bench kernels`."""
 

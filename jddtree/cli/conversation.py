@@ -12,16 +12,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import typer
+
 from jddtree.api import prepare
 from jddtree.cli.ending import interrupts
-from jddtree.cli.generate import read_inputs
+from jddtree.cli.generate import drafts, read_inputs
 from jddtree.cli.opening import open_model
 from jddtree.cli.options import (
     ChatOptions,
     ModelOptions,
+    OneProcessOptions,
     PromptOptions,
     RequestOptions,
-    RunOptions,
     ShapeOptions,
     budget_of,
 )
@@ -33,7 +35,7 @@ from jddtree.loading import Model
 from jddtree.serving.scheduler import Scheduler
 from jddtree.serving.transcript import Piece, Result, Statistics, joined
 from jddtree.serving.user_cache import use_compile_cache
-from jddtree.user_files import reason
+from jddtree.user_files import decoded, reason
 
 HELP = """\
 /help          this list
@@ -47,12 +49,16 @@ FIRST = [{"role": "user", "content": "."}]  # compiles the shapes before anybody
 
 
 def run(
-    model: ModelOptions, request: RequestOptions, shapes: ShapeOptions, how: RunOptions, shown: ChatOptions
+    model: ModelOptions,
+    request: RequestOptions,
+    shapes: ShapeOptions,
+    how: OneProcessOptions,
+    shown: ChatOptions,
 ) -> None:
     """Run the command. Raises UserError for whatever cannot be used."""
     inputs = read_inputs(PromptOptions(), request, shapes)
     use_compile_cache(how.compile_cache)
-    loaded = open_model(model, shown.quiet, check=how.check)
+    loaded = open_model(model, shown.quiet, with_drafter=drafts(model, request, shapes), check=how.check)
     options = request.fields() | {
         "thinking": request.thinking,
         "ignore_eos": request.ignore_eos,
@@ -109,6 +115,7 @@ class Chat:
             stopper.asked = False
             stopper.answering = True
             try:
+                line = decoded(line.encode(errors="surrogateescape"), "the line")
                 if line.startswith("/"):
                     self.command(line)
                 elif line.strip():
@@ -138,14 +145,16 @@ class Chat:
         """Write the messages. Raises UserError when that is not possible."""
         try:
             path.write_text(json.dumps(self.said(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"/save {path} cannot be written: {reason(error)}") from None
 
     def set_budget(self, value: str) -> None:
         """Nodes of the trees from now on. Raises UserError for what is no budget or does not fit."""
-        if value != "auto" and not value.isdecimal():
-            raise UserError(f"the budget is {value!r}, but must be a number of nodes or auto")
-        budget = budget_of(value)
+        try:
+            budget = budget_of(value)
+        except typer.BadParameter:
+            shown = value if len(value) < 20 else f"{value[:20]}..."
+            raise UserError(f"the budget is {shown!r}, but must be a number of nodes or auto") from None
         self.request(FIRST, budget)
         self.budget = budget
 

@@ -62,8 +62,7 @@ def run(
     start(how.coordinator, how.processes, how.process_id)
     use_compile_cache(how.compile_cache)
     silent = quiet.quiet or quiet.json_output or not is_first()
-    wants_drafter = request.method != "ar" or model.draft is not None or (shapes.capacity or 1) > 1
-    loaded = open_model(model, silent, with_drafter=wants_drafter, check=how.check)
+    loaded = open_model(model, silent, with_drafter=drafts(model, request, shapes), check=how.check)
     engine, asked = prepared(loaded, inputs, prompt.raw, request, shapes, how, silent)
     echo = is_first() and not quiet.json_output
     painter = Painter(shown.show_rounds, sys.stdout.isatty())
@@ -76,6 +75,11 @@ def run(
         interrupts.mark_reported()
         raise KeyboardInterrupt
     finish()
+
+
+def drafts(model: ModelOptions, request: RequestOptions, shapes: ShapeOptions) -> bool:
+    """Whether a drafter is loaded."""
+    return request.method != "ar" or model.draft is not None or (shapes.capacity or 1) > 1
 
 
 def read_inputs(prompt: PromptOptions, request: RequestOptions, shapes: ShapeOptions) -> Inputs:

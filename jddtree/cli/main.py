@@ -18,6 +18,7 @@ from jddtree.cli.options import (
     GenerateOptions,
     InspectOptions,
     ModelOptions,
+    OneProcessOptions,
     PromptOptions,
     QuietOptions,
     RequestOptions,
@@ -55,16 +56,16 @@ def options(
     """Options before the command."""
 
 
-ASKED = (ModelOptions, RequestOptions, ShapeOptions, RunOptions)
+ASKED = (ModelOptions, RequestOptions, ShapeOptions)
 COMMANDS = {
     "generate": (
         "Write text. The answer goes to stdout as rounds finish, progress and statistics to stderr.",
-        (PromptOptions, *ASKED, GenerateOptions, QuietOptions),
+        (PromptOptions, *ASKED, RunOptions, GenerateOptions, QuietOptions),
         checked(check_generate),
     ),
     "chat": (
         "A conversation in the terminal. A turn reads only what is new; /help lists its commands.",
-        (*ASKED, ChatOptions),
+        (*ASKED, OneProcessOptions, ChatOptions),
         checked(check_chat),
     ),
     "eval": (

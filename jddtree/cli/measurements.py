@@ -11,6 +11,7 @@ from jddtree.cli.bench_options import (
     KernelOptions,
     MethodsOptions,
     SpeculationOptions,
+    StartOptions,
 )
 from jddtree.cli.checks import checked, output_file
 from jddtree.cli.ending import interrupts
@@ -38,6 +39,9 @@ bench.command(
 bench.command(
     "coupling", help="Tokens per round with and without drafting by the target's own sampling noise."
 )(command(f"{HERE}.coupled:run", ModelOptions, CouplingOptions, check=CHECK))
+bench.command(
+    "start", help="Seconds from the command to its first character, with and without compiled programs."
+)(command(f"{HERE}.starting:run", StartOptions, check=CHECK))
 bench.command("auto", help="Node counts chosen round by round against every fixed count, by cost curves.")(
     command(f"{HERE}.node_counts:run", ModelOptions, AutoOptions, check=CHECK)
 )
@@ -61,10 +65,6 @@ PARSED_THERE = {
     "traces": (
         f"{THERE}.traces",
         "The bundled pair on this device against the traces of the published code.",
-    ),
-    "start": (
-        f"{THERE}.decoding.start",
-        "Seconds from the command to its first character, with and without compiled programs.",
     ),
     "ngram": (f"{THERE}.decoding.prompt_lookup", "Acceptance of prompt lookup, prompt by prompt."),
 }

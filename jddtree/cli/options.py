@@ -49,21 +49,27 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """How the program runs, whatever it is asked."""
+class OneProcessOptions:
+    """How the program runs, whatever it is asked, where one process runs the model."""
 
     check: bool = option(False, "Compare a store's files with their checksums before loading.", "--check")
-    coordinator: str | None = option(
-        None, "HOST:PORT of process 0, when several processes run the model together."
-    )
-    processes: int | None = option(None, "How many processes there are.")
-    process_id: int | None = option(None, "Which of them this one is, from 0.")
     kernels: Literal["auto", "xla", "triton", "mosaic"] = option(
         "auto", "Kernels: auto is the best for this device, xla the plain twins, mosaic is for Hopper."
     )
     compile_cache: bool = option(
         True, "Keep compiled programs in the user's cache folder.", "--compile-cache/--no-compile-cache"
     )
+
+
+@dataclass(frozen=True)
+class RunOptions(OneProcessOptions):
+    """How the program runs where several processes may share the model."""
+
+    coordinator: str | None = option(
+        None, "HOST:PORT of process 0, when several processes run the model together."
+    )
+    processes: int | None = option(None, "How many processes there are.")
+    process_id: int | None = option(None, "Which of them this one is, from 0.")
 
 
 @dataclass(frozen=True)

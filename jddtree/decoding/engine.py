@@ -188,7 +188,7 @@ class Engine:
         """
         state, new = self.begin(state, requests, controls=controls)
         prompts = [() if request is None else request.prompt for request in requests]
-        roots = finish = np.zeros(len(requests), np.int32)
+        roots, finish = np.array(state.root), np.array(state.finish)
         while any(map(len, prompts)):
             state, roots, finish = self.prefill(state, new, prompts)
             prompts = [prompt[self.program.capacity.chunk :] for prompt in prompts]

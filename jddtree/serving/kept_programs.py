@@ -33,9 +33,11 @@ MOST_ENGINES = 64
 
 
 def kept_programs(program: Program, weights: Tree, dtype: jax.typing.DTypeLike) -> "KeptPrograms | None":
-    """The kept programs of an engine; None where JAX keeps none, or where an observer looks inside."""
+    """The kept programs of an engine; None where JAX keeps none or not in a folder, or under an observer."""
     folder = _setting("jax_compilation_cache_dir")
     if not folder or not _setting("jax_enable_compilation_cache") or program.observer is not None:
+        return None
+    if "://" in folder:  # JAX keeps its own in a bucket, and those alone
         return None
     return KeptPrograms(Path(folder) / FOLDER, program, weights, dtype)
 

@@ -102,6 +102,8 @@ def nothing_loads(monkeypatch):
         ("bench speculation --budget -3", ["--budget is -3"]),
         ("bench decode --mesh 0", ["--mesh is 0"]),
         ("bench mesh --mesh 0", ["--mesh is 0"]),
+        ("bench start --runs 0", ["--runs is 0"]),
+        ("bench ngram --max-tokens 0", ["--max-tokens is 0"]),
     ],
 )
 def test_sizes_have_limits_with_a_reason(capsys, tmp_path, monkeypatch, arguments, words) -> None:
@@ -154,6 +156,8 @@ def test_files_are_read_before_anything_loads(capsys, tmp_path, monkeypatch, fla
         "bench step --output file/x",
         "bench decode --output file/x",
         "bench mesh --output file/x",
+        "bench start --output file/x",
+        "bench ngram --output file/x",
         "bench step --dump file/x",
         "eval --tasks gsm8k --output file/x",
         "eval --tasks gsm8k --plot file/x",

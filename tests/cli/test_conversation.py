@@ -72,6 +72,10 @@ def test_commands(chat: Recorded, capsys, tmp_path) -> None:
         ("/save", "'/save' is no command"),
         ("/save /", "/save / cannot be written"),
         ("/budget many", "the budget is 'many', but must be a number of nodes or auto"),
+        (f"/budget {'9' * 6000}", f"the budget is '{'9' * 20}...', but must be a number of nodes or auto"),
+        ("/budget -3", "the budget is -3"),
+        ("Hello \udcff", "the line is not UTF-8 text"),
+        ("/save a\0b", "/save a\0b cannot be written"),
         ("/budget 99", "the budget is 99 nodes, but the capacity of 9 rows allows 0 to 8"),
         ("word " * CONTEXT, f"the context holds {CONTEXT}"),
     ],
@@ -125,3 +129,9 @@ def test_the_command_answers_lines_of_standard_input() -> None:
     assert done.stdout.strip()
     assert "error: the budget is 'x'" in done.stderr
     assert "prompt tokens from the caches" in done.stderr
+
+
+def test_what_only_several_processes_have_is_no_option() -> None:
+    words = [sys.executable, "run.py", "chat", "--processes", "2"]
+    done = subprocess.run(words, input="", capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, "No such option: --processes" in done.stderr) == (2, True)

@@ -87,6 +87,12 @@ def test_the_oldest_are_forgotten(kept, monkeypatch) -> None:
     assert [kept(name).load("double") is not None for name in "abc"] == [False, True, True]
 
 
+def test_nothing_is_kept_beside_a_bucket(cached: Path) -> None:
+    """JAX's cache may be one; a folder of that name would stand wherever the command was started."""
+    jax.config.update("jax_compilation_cache_dir", "gs://bucket/cache")
+    assert kept_programs(Shapes("x"), WEIGHTS, "float32") is None
+
+
 def test_nothing_is_kept_without_a_cache_or_under_an_observer(cached: Path) -> None:
     assert kept_programs(Shapes("x", observer=print), WEIGHTS, "float32") is None
     jax.config.update("jax_compilation_cache_dir", None)

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jddtree import results
+from jddtree.benchmarks.kernels.sizes import check_output
 from jddtree.decoding.engine import Request
+from jddtree.limits import TOKENS
 from jddtree.loading import Model, bundled, load
 from jddtree.prompts import prompt_ids
 from jddtree.results import Row
@@ -81,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=97, help="tokens per prompt")
     parser.add_argument("--output", type=Path, help="file to write the rows to")
     given = parser.parse_args(arguments)
+    TOKENS.check("--max-tokens", given.max_tokens)
+    check_output(given.output)
     model = load(draft="ngram", dtype="float32", mesh=1)
     prompts = json.loads((bundled("target").parent / "prompts.json").read_text(encoding="utf-8"))
     ids = [prompt_ids(model, prompt) for prompt in prompts] + [prompt_ids(model, REPEATED, raw=True)]

@@ -1,6 +1,6 @@
 """How long a newcomer waits: seconds from the command to its first character, cold and warm.
 
-python -m jddtree.benchmarks.decoding.start --output docs/results/start-cpu.json
+python run.py bench start --output docs/results/start-cpu.json
 
 Rows: start ("cold": nothing was compiled before; "warm": the command ran once), runs, and of these the
 median, the least and the most seconds to the first character on standard output, and the median to the
@@ -8,37 +8,33 @@ end. Each cold run has an empty cache folder of its own; files of Python and the
 cache of the system.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from statistics import median
-
-from tqdm import tqdm
 
 from jddtree import results
 from jddtree.errors import UserError
 from jddtree.results import Row
 
-MODULE = "jddtree.benchmarks.decoding.start"
 GENERATE = (sys.executable, str(results.ROOT / "run.py"), "generate")
 COLUMNS = {"start": "", "runs": "d", "first_s": ".2f", "least_s": ".2f", "most_s": ".2f", "end_s": ".2f"}
 
 
-def measure(command: Sequence[str], runs: int) -> list[Row]:
+def measure(command: Sequence[str], runs: int, progress: Callable[[], object] = lambda: None) -> list[Row]:
     """A row of cold starts and one of warm ones, `runs` of each, of a command that writes to standard output.
 
-    Raises UserError when the command fails or writes nothing.
+    progress: called after each pair. Raises UserError when the command fails or writes nothing.
     """
     cold, warm = [], []
-    for _ in tqdm(range(runs), "cold and warm starts", disable=None):
+    for _ in range(runs):
         with tempfile.TemporaryDirectory(prefix="jddtree-start-") as cache:
             cold.append(start(command, cache))
             warm.append(start(command, cache))
+        progress()
     return [_row("cold", cold), _row("warm", warm)]
 
 
@@ -70,20 +66,3 @@ def _row(name: str, seconds: Sequence[tuple[float, float]]) -> Row:
         "most_s": max(firsts),
         "end_s": median(end for _, end in seconds),
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command of the module's docstring; returns the exit code."""
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", type=int, default=5, help="cold starts, and warm ones")
-    parser.add_argument("--output", type=Path, help="file to write the rows to")
-    asked = parser.parse_args(arguments)
-    rows = measure(GENERATE, asked.runs)
-    print(results.table(rows, COLUMNS))
-    if asked.output is not None:
-        results.write(asked.output, rows)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
